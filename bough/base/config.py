@@ -1,0 +1,87 @@
+"""The configuration: frozen, nested by owner, resolved once into a new object.
+
+Each part of the engine receives its own section and nothing else. The command line is generated from
+these classes (:mod:`bough.base.cli`): a field is a flag, its ``help`` the flag's help. Defaults that
+depend on the machine are None here and are filled in by :mod:`bough.engine.resolve`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bough.base.limits import DEFAULT_LIMITS, Limits
+
+
+def option(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field that is also a command-line flag."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """Which weights are served, and how they are held."""
+
+    path: str | None = option(
+        None,
+        "a GGUF file, a Hugging Face folder or a hub id; without it the embedded default model",
+        positional=True,
+    )
+    revision: str | None = option(None, "hub revision of the model")
+    served_name: str | None = option(None, "name that clients use for the model")
+    dtype: Literal["auto", "bfloat16", "float32"] = option("auto", "dtype of weights, compute and KV")
+    context_length: int | None = option(None, "longest sequence in tokens; the model's own by default")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KVConfig:
+    """The KV pool and the tree over it."""
+
+    page_size: int = option(1, "tokens per KV page; 1 shares to the token")
+    memory_share: float = option(0.4, "share of the free memory after loading that the KV pool takes")
+    max_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")
+    eviction: Literal["lru", "lfu", "fifo", "arc"] = option("lru", "which cached leaf goes first")
+    cache: Literal["radix", "none"] = option("radix", "prefix cache")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleConfig:
+    """Who runs next and how much of it in one step."""
+
+    policy: Literal["lpm", "fcfs", "dfs", "priority", "random"] = option("lpm", "order of the waiting requests")
+    max_running: int | None = option(None, "most sequences in one step")
+    step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
+    depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
+    max_wait: float = option(5.0, "seconds after which a waiting request goes first, whatever the policy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConfig:
+    """Where the model runs."""
+
+    threads: int | None = option(None, "compute threads; all cores by default")
+    kernels: Literal["auto", "reference"] = option("auto", "compiled kernels where they exist, or plain torch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(30000, "port to listen on")
+    grace: float = option(30.0, "seconds that running streams get to finish after SIGTERM")
+    request_timeout: float | None = option(None, "seconds after which a request ends with an error")
+    stall_timeout: float = option(60.0, "seconds without a step, with work queued, until /readyz fails")
+    log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Everything. Sections are handed to their owners; nobody else holds the whole."""
+
+    model: ModelConfig = ModelConfig()
+    kv: KVConfig = KVConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    device: DeviceConfig = DeviceConfig()
+    serve: ServeConfig = ServeConfig()
+    limits: Limits = DEFAULT_LIMITS

@@ -1,0 +1,43 @@
+"""The one table of bounds. Everything a client can make large has its number here.
+
+The HTTP edge and the scheduler check requests against the same instance; ``/server_info`` shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Bounds on one request, on its parts and on what waits. Bytes, tokens, counts and seconds as named."""
+
+    body_bytes: int = 8 << 20
+    header_bytes: int = 16 << 10
+    header_count: int = 100
+    json_depth: int = 32
+    batch_prompts: int = 1024
+    n: int = 128
+    sequences: int = 1024
+    messages: int = 4096
+    rid_chars: int = 128
+    stop_strings: int = 16
+    stop_chars: int = 256
+    stop_token_ids: int = 256
+    logprobs: int = 20
+    logprob_token_ids: int = 256
+    logit_bias: int = 1024
+    logit_bias_abs: float = 100.0
+    allowed_token_ids: int = 16384
+    bad_words: int = 256
+    bad_word_tokens: int = 64
+    salt_chars: int = 256
+    priority_abs: int = 1 << 20
+    queue_requests: int = 4096
+    queue_tokens: int = 16 << 20
+    read_seconds: float = 30.0
+    stream_buffer_tokens: int = 16384
+    stream_stall_seconds: float = 30.0
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,192 @@
+"""Typed messages between the API side, which owns text, and the engine, which owns ids.
+
+Everything is msgpack of the tagged structs below; a decoder accepts nothing else. Outputs are a log of
+(request, index, token): a reader that joins late, coalesces or fails over can always tell what it has.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from bough.base.limits import Limits
+from bough.base.params import SamplingParams
+from bough.base.plan import Ints
+
+PROTOCOL = 1
+"""Version of this schema; the two ends compare it in :class:`Hello`."""
+
+
+class Namespace(msgspec.Struct, frozen=True):
+    """What besides the tokens determines KV. Different namespaces never share a tree node.
+
+    ``salt`` is the client's; it can never alias the parts that the server sets, because the fields are
+    compared one by one.
+    """
+
+    model: str = ""
+    adapter: str = ""
+    tenant: str = ""
+    salt: str = ""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """One sequence to generate: the immutable wire object.
+
+    Attributes:
+        rid: unique among the requests in flight.
+        ids: prompt token ids, little-endian int32.
+        params: sampling options.
+        namespace: part of the cache key.
+        priority: larger is served earlier, under policies that look at it.
+        timeout: seconds from arrival at the engine after which the request ends with an error; None: never.
+    """
+
+    rid: str
+    ids: bytes
+    params: SamplingParams
+    namespace: Namespace = Namespace()
+    priority: int = 0
+    timeout: float | None = None
+
+    @property
+    def prompt(self) -> Ints:
+        """The prompt as a read-only int32 array."""
+        return np.frombuffer(self.ids, dtype="<i4")
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests in whatever state they are; unknown and finished ones are ignored."""
+
+    rids: list[str]
+
+
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """An operator's command; answered by a :class:`ControlReply` with the same id."""
+
+    id: int
+    op: Literal["flush_cache", "abort_all"]
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """How a request ended; its one terminal event.
+
+    ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
+    length, abort, timeout or error; ``message`` explains the last three.
+    """
+
+    kind: Literal["stop", "length", "abort", "timeout", "error"]
+    matched: int | str | None = None
+    message: str = ""
+    status: int = 200
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Wire form of :class:`bough.base.plan.PositionLogprobs`."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+    asked: list[tuple[int, float]]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """News of one request.
+
+    Attributes:
+        rid: the request.
+        index: how many generated tokens came before ``tokens``.
+        tokens: newly committed generated ids.
+        n_prompt: tokens of the prompt.
+        n_cached: how many of them came from the cache when the request was first admitted.
+        finish: set on the last output of the request, and only there.
+        logprobs: one per token, where asked.
+        prompt_logprobs: newly computed ones, in order of position, where asked.
+    """
+
+    rid: str
+    index: int
+    tokens: list[int]
+    n_prompt: int
+    n_cached: int
+    finish: Finish | None = None
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """All news of one step."""
+
+    items: list[Output]
+
+
+class ControlReply(msgspec.Struct, frozen=True, tag="reply"):
+    """Answer to a :class:`Control`."""
+
+    id: int
+    ok: bool
+    message: str = ""
+    info: dict[str, str | int | float | bool | None] = {}
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts about the served model that the API side needs."""
+
+    name: str
+    path: str
+    architecture: str
+    vocab_size: int
+    context_length: int
+    eos_ids: tuple[int, ...]
+    dtype: str
+    n_parameters: int
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First message of an engine, when it is ready to serve."""
+
+    protocol: int
+    pid: int
+    model: ModelInfo
+    pool_tokens: int
+    page_size: int
+    limits: Limits
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Heartbeat of the engine, sent a few times a second and after busy steps; counters never fall.
+
+    ``step_seconds``, ``device_seconds`` and ``step_tokens`` list the steps since the previous heartbeat.
+    """
+
+    steps: int
+    waiting: int
+    running: int
+    pool_tokens: int
+    free_tokens: int
+    tree_tokens: int
+    locked_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    generated_tokens: int
+    evicted_tokens: int
+    retracted: int
+    finished: int
+    aborted: int
+    rejected: int
+    bad_messages: int
+    step_seconds: list[float]
+    device_seconds: list[float]
+    step_tokens: list[int]
+
+
+ToEngine = Request | Abort | Control
+FromEngine = Hello | Outputs | ControlReply | Stats
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,150 @@
+"""The contract between the host column, which decides, and the device column, which computes.
+
+The scheduler writes a :class:`StepPlan`; an :class:`Executor` turns it into a :class:`StepResult`. Both are
+plain data (numpy arrays of int32), so the same plan drives a CPU, a GPU, every rank of a parallel group,
+or the fake device of the simulation.
+
+Shapes: B rows in the plan, T new tokens of all rows together, S rows that sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bough.base.params import SamplingParams
+
+Ints = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+LAST = -1
+"""Stands in ``StepPlan.tokens`` for the token that the row sampled in its previous step.
+
+With overlap the host has not seen that token when it writes the plan; the device has."""
+
+
+@dataclass(slots=True)
+class RowInit:
+    """A sequence that enters the device's tables with a plan.
+
+    Attributes:
+        row: its index in every per-row array.
+        prefix_locs: [cached_len] locs of the tokens taken from the cache.
+        ids: all ids known so far: the prompt, and after a retraction what was generated before it.
+        n_prompt: how many of ``ids`` are the prompt.
+        params: sampling options.
+        seed: 64-bit seed of the draws, chosen by the scheduler where the client sent none.
+        eos_ids: the model's end-of-sequence ids that ``min_tokens`` has to mask (empty with ignore_eos).
+        logprob_from: first prompt position whose logprob is still to be reported (n_prompt: none).
+    """
+
+    row: int
+    prefix_locs: Ints
+    ids: Ints
+    n_prompt: int
+    params: SamplingParams
+    seed: int
+    eos_ids: tuple[int, ...]
+    logprob_from: int
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One forward: an ordered list of rows and, for each, the tokens it computes. There are no phases.
+
+    A prompt, a chunk of one, the rest after a cache hit and a decode step differ only in ``n_new``.
+    Within a layer the KV of all T tokens is written before any row attends, so a row may read cells that
+    an earlier row of the same plan writes.
+
+    Attributes:
+        step: increases by one per plan.
+        released: rows whose device state is dropped before ``admitted`` is added.
+        admitted: rows that enter with this plan.
+        rows: [B] row of each planned sequence.
+        start: [B] number of tokens whose KV is present before this step (position of the first new token).
+        n_new: [B] number of tokens that the row computes, at least 1.
+        tokens: [T] ids of the new tokens in row order; LAST where the device knows better.
+        out_loc: [T] loc that receives the KV of each new token.
+        sample: [B] whether the row samples a token from the logits of its last new position.
+    """
+
+    step: int
+    released: Ints
+    admitted: tuple[RowInit, ...]
+    rows: Ints
+    start: Ints
+    n_new: Ints
+    tokens: Ints
+    out_loc: Ints
+    sample: Bools
+
+
+@dataclass(slots=True)
+class PositionLogprobs:
+    """Log-probabilities (natural, of the raw logits before penalties and temperature) at one position.
+
+    ``top`` is sorted by falling logprob, ties by rising id; ``asked`` follows ``logprob_token_ids``.
+    """
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+    asked: list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one plan produced.
+
+    Attributes:
+        step: the plan's.
+        tokens: [sum(counts)] sampled ids in plan order.
+        counts: [B] ids sampled by each planned row (0 where ``sample`` is False or the row failed).
+        logprobs: plan index -> one entry per sampled id, for rows that asked.
+        prompt_logprobs: plan index -> entries for the prompt positions that this step covered.
+        failed: plan index -> reason, for rows that failed alone (for example logits that are not finite).
+        seconds: device time of the forward and the sampling.
+    """
+
+    step: int
+    tokens: Ints
+    counts: Ints
+    logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Pending(Protocol):
+    """A step that was launched and not awaited."""
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises whatever the shared forward raised; row errors are in ``failed``."""
+        ...
+
+
+F = TypeVar("F")
+
+
+class Executor(Protocol[F]):
+    """The scheduler's only handle on a device, be it local, remote, a group of ranks or a fake.
+
+    Plans are executed in the order in which they were handed over. ``F`` is whatever stands for a forward
+    that was launched and not awaited. Errors of the device surface in :meth:`Pending.result`, not here.
+    """
+
+    def forward(self, plan: StepPlan) -> F:
+        """Launch the forward of ``plan`` without waiting for it."""
+        ...
+
+    def sample(self, forward: F) -> Pending:
+        """Launch the sampling that follows ``forward`` without waiting for it."""
+        ...
+
+    def shutdown(self) -> None:
+        """Finish what runs and free the device."""
+        ...

@@ -1,0 +1,121 @@
+"""The one gate for requests. The HTTP edge and the scheduler call the same function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from bough.base.errors import InvalidRequest
+from bough.base.limits import Limits
+from bough.base.messages import Request
+from bough.base.params import SamplingParams
+
+INT64 = 1 << 63
+
+
+def validate_request(request: Request, limits: Limits, vocab_size: int, context_length: int) -> None:
+    """Check every number, length and id of ``request``; raises InvalidRequest that names the field."""
+    if not 0 < len(request.rid) <= limits.rid_chars:
+        raise InvalidRequest(f"the request id must have 1 to {limits.rid_chars} characters", param="rid")
+    if len(request.ids) % 4:
+        raise InvalidRequest("the prompt is not a whole number of int32 ids", param="input_ids")
+    prompt = request.prompt
+    if not len(prompt):
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if len(prompt) >= context_length:
+        raise InvalidRequest(
+            f"The input ({len(prompt)} tokens) is longer than the model's context length ({context_length} tokens): "
+            f"this model's maximum context length is {context_length} tokens, of which at least one is generated.",
+            param="prompt", code="context_length_exceeded",
+        )
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
+        raise InvalidRequest(
+            f"the prompt holds out-of-vocabulary ids; ids must be in [0, {vocab_size})", param="input_ids"
+        )
+    if len(request.namespace.salt) > limits.salt_chars:
+        raise InvalidRequest(f"cache_salt is longer than {limits.salt_chars} characters", param="cache_salt")
+    _number("priority", request.priority, -limits.priority_abs, limits.priority_abs)
+    if request.timeout is not None:
+        _number("timeout", request.timeout, 0, 1e9, open_low=True)
+    _validate_params(request.params, limits, vocab_size)
+    _validate_length(request.params, len(prompt), context_length)
+
+
+def _validate_length(params: SamplingParams, n_prompt: int, context_length: int) -> None:
+    if params.max_tokens is not None:
+        _number("max_tokens", params.max_tokens, 0, INT64)
+        if n_prompt + params.max_tokens > context_length:
+            raise InvalidRequest(
+                f"max_completion_tokens is too large: {params.max_tokens}. This model's maximum context length is "
+                f"{context_length} tokens and the prompt has {n_prompt}.",
+                param="max_tokens", code="context_length_exceeded",
+            )
+        if params.min_tokens > params.max_tokens:
+            raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")
+        if params.max_tokens == 0 and params.prompt_logprobs is None:
+            raise InvalidRequest("max_tokens must be at least 1 unless prompt logprobs are asked", param="max_tokens")
+    _number("min_tokens", params.min_tokens, 0, max(0, context_length - n_prompt))
+    _number("logprob_start", params.logprob_start, 0, n_prompt)
+
+
+def _validate_params(p: SamplingParams, limits: Limits, vocab_size: int) -> None:
+    _number("temperature", p.temperature, 0, 100)
+    _number("top_p", p.top_p, 0, 1, open_low=True)
+    _number("min_p", p.min_p, 0, 1)
+    if p.top_k != -1:
+        _number("top_k", p.top_k, 1, INT64)
+    _number("presence_penalty", p.presence_penalty, -2, 2)
+    _number("frequency_penalty", p.frequency_penalty, -2, 2)
+    _number("repetition_penalty", p.repetition_penalty, 0, 100, open_low=True)
+    if p.seed is not None:
+        _number("seed", p.seed, -INT64, INT64 - 1)
+    for name, top in (("logprobs", p.logprobs), ("prompt_logprobs", p.prompt_logprobs)):
+        if top is not None:
+            _number(name, top, 0, min(limits.logprobs, vocab_size))
+    for name in ("stop", "stop_regex"):
+        strings = getattr(p, name)
+        _count(name, strings, limits.stop_strings)
+        for s in strings:
+            if not 0 < len(s) <= limits.stop_chars:
+                raise InvalidRequest(f"each {name} needs 1 to {limits.stop_chars} characters", param=name)
+            _encodable(name, s)
+    _ids("stop_token_ids", p.stop_token_ids, limits.stop_token_ids, vocab_size)
+    _ids("allowed_token_ids", p.allowed_token_ids, limits.allowed_token_ids, vocab_size)
+    _ids("logprob_token_ids", p.logprob_token_ids, limits.logprob_token_ids, vocab_size)
+    _ids("logit_bias", p.logit_bias, limits.logit_bias, vocab_size)
+    for bias in p.logit_bias.values():
+        _number("logit_bias", bias, -limits.logit_bias_abs, limits.logit_bias_abs)
+    _count("bad_words", p.bad_words, limits.bad_words)
+    for word in p.bad_words:
+        if not word:
+            raise InvalidRequest("a bad word has no tokens", param="bad_words")
+        _ids("bad_words", word, limits.bad_word_tokens, vocab_size)
+
+
+def _number(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    # An int can be too large for a float, so neither isfinite nor formatting may see one that is out of range.
+    if isinstance(value, bool) or not isinstance(value, int | float) or (value != value or abs(value) == math.inf):
+        raise InvalidRequest(f"{name} must be a finite number", param=name)
+    if not low <= value <= high or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        shown = f", not {value:g}" if abs(value) < 2 * INT64 else ""
+        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}]{shown}", param=name)
+
+
+def _count(name: str, values: Collection[object], most: int) -> None:
+    if len(values) > most:
+        raise InvalidRequest(f"{name} has {len(values)} entries; at most {most} are allowed", param=name)
+
+
+def _encodable(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name} is not valid Unicode", param=name) from None
+
+
+def _ids(name: str, values: Collection[int], most: int, vocab_size: int) -> None:
+    _count(name, values, most)
+    for value in values:
+        if not 0 <= value < vocab_size:
+            raise InvalidRequest(f"{name} holds id {value}; ids must be in [0, {vocab_size})", param=name)

@@ -1,0 +1,164 @@
+"""Facts about the machine, from ``/proc``, ``/sys`` and package metadata; nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+"""CPU features that kernels care about, as Linux names them (x86)."""
+
+PACKAGES = ("torch", "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "tokenizers", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The processor as this process may use it.
+
+    Attributes:
+        model: the vendor's name.
+        features: those of :data:`FEATURES` that it has.
+        cores: physical cores among the usable threads.
+        threads: hardware threads that the affinity mask allows.
+        quota: CPUs that the control group allows, None without a limit.
+    """
+
+    model: str
+    features: tuple[str, ...]
+    cores: int
+    threads: int
+    quota: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes: of the machine, available now, and the control group's limit and use (None without a limit)."""
+
+    total: int
+    available: int
+    limit: int | None
+    used_of_limit: int | None
+
+    @property
+    def usable(self) -> int:
+        """Bytes that this process may still take."""
+        if self.limit is None:
+            return self.available
+        return max(0, min(self.available, self.limit - (self.used_of_limit or 0)))
+
+
+def cpu(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Cpu:
+    """Read the processor's facts; missing files give "unknown", no features and no quota."""
+    blocks = [_fields(block) for block in _read(proc / "cpuinfo").strip().split("\n\n")]
+    first = blocks[0]
+    flags = set((first.get("flags") or first.get("Features") or "").split())
+    allowed = os.sched_getaffinity(0)
+    cores = {(b.get("physical id"), b.get("core id", b.get("processor"))) for b in blocks if _index(b) in allowed}
+    return Cpu(
+        model=first.get("model name") or platform.processor() or platform.machine() or "unknown",
+        features=tuple(name for name in FEATURES if name in flags),
+        cores=len(cores) or len(allowed),
+        threads=len(allowed),
+        quota=_quota(sys / "fs/cgroup"),
+    )
+
+
+def memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Memory:
+    """Read the memory's facts; a missing file counts as 0 bytes or no limit."""
+    info = _fields(_read(proc / "meminfo"))
+    group = sys / "fs/cgroup"
+    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+    if limit is None:
+        limit = _number(group / "memory/memory.limit_in_bytes")
+        used = _number(group / "memory/memory.usage_in_bytes")
+    total = _kib(info.get("MemTotal"))
+    if limit is not None and limit >= total:
+        limit = used = None
+    return Memory(total, _kib(info.get("MemAvailable")), limit, used)
+
+
+def gpu() -> str | None:
+    """What an NVIDIA driver says of itself, or None without one."""
+    text = _read(Path("/proc/driver/nvidia/version")).splitlines()
+    return text[0].removeprefix("NVRM version:").strip() if text else None
+
+
+def package(name: str) -> str | None:
+    """The installed version of a package, None if there is none."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def revision() -> str | None:
+    """The git revision of this source tree, with ``+`` if it has changes; None for an installed copy."""
+    here = Path(__file__).resolve().parent
+    if not (here.parents[1] / ".git").exists():
+        return None
+    try:
+        head = _git(here, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def facts() -> dict[str, object]:
+    """Everything that a result needs beside it to be compared with another, JSON-ready."""
+    c, m = cpu(), memory()
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "revision": revision(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "cpu": c.model,
+        "features": list(c.features),
+        "cores": c.cores,
+        "threads": c.threads,
+        "quota": c.quota,
+        "memory_bytes": m.total,
+        "packages": {name: package(name) for name in ("bough", *PACKAGES)},
+    }
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
+    return run.stdout.strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _fields(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _index(block: dict[str, str]) -> int:
+    return int(block.get("processor", "-1"))
+
+
+def _kib(value: str | None) -> int:
+    return int(value.split()[0]) * 1024 if value else 0
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _quota(group: Path) -> float | None:
+    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+    if not quota:
+        quota = _read(group / "cpu/cpu.cfs_quota_us").strip()
+        period = _read(group / "cpu/cpu.cfs_period_us").strip()
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None

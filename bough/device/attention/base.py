@@ -1,0 +1,56 @@
+"""The seam between a forward and the way its rows attend to the paged KV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """What attention needs to know of one step; all tensors int32 and on the device.
+
+    Attributes:
+        page_table: [n_rows, max_len] loc of each position of each row, this step's included.
+        rows: [B] row of each sequence.
+        q_start: [B + 1] where the new tokens of each sequence begin among the T of the step.
+        seq_len: [B] length of each sequence with its new tokens.
+        positions: [T] position of each new token.
+        out_loc: [T] loc that receives its KV.
+    """
+
+    page_table: Tensor
+    rows: Tensor
+    q_start: Tensor
+    seq_len: Tensor
+    positions: Tensor
+    out_loc: Tensor
+
+
+class AttentionBackend(Protocol):
+    """Planned once per step, then called once per layer. One per worker; not shared between threads.
+
+    Attributes:
+        name: what people call it.
+    """
+
+    name: str
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for a step. Whatever does not depend on the layer is worked out here."""
+        ...
+
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, n_heads: int) -> Tensor:
+        """Rotate queries and keys, write keys and values to the step's cells; the queries [T, H, D].
+
+        qkv: [T, (H + 2 KH) * D]; cos_sin: [n_positions, R] float32; the caches [N, KH, D] of one layer.
+        """
+        ...
+
+    def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+        """Causal attention of all new tokens, [T, H, D], after ``write`` for all of them."""
+        ...

@@ -1,0 +1,39 @@
+"""Attention through the registered ops: the backend "reference" or "cpu", after the ops it was given."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.device.attention.base import AttentionBatch
+from bough.device.ops.registry import Ops
+
+Tensor = torch.Tensor
+
+
+class PagedAttention:
+    """:class:`bough.device.attention.base.AttentionBackend` for ops that read the page table themselves."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.name = ops.name
+        self._ops = ops
+        self._batch: AttentionBatch | None = None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, n_heads: int) -> Tensor:
+        batch, (_, n_kv_heads, dim) = self._planned(), k_cache.shape
+        return self._ops.rope_kv_write(
+            qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, n_heads, n_kv_heads, dim
+        )
+
+    def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+        batch = self._planned()
+        return self._ops.paged_attention(
+            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scale
+        )
+
+    def _planned(self) -> AttentionBatch:
+        if self._batch is None:
+            raise RuntimeError("forward before plan")
+        return self._batch

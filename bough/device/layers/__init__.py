@@ -1,0 +1,1 @@
+"""Layers: parameters by their Hugging Face names, computed with registered ops and linear methods."""

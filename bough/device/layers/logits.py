@@ -1,0 +1,30 @@
+"""The language-model head."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.device.layers.context import LayerContext
+from bough.device.layers.embedding import Embedding
+
+Tensor = torch.Tensor
+
+
+class LMHead:
+    """Hidden states -> logits, for the positions that are asked, and only for ids that a tokenizer knows.
+
+    Checkpoints pad their vocabulary to round numbers; a logit of a padding id has no meaning, so its row is
+    left out of the weight.
+    """
+
+    def __init__(
+        self, context: LayerContext, name: str, sizes: tuple[int, int, int], tied: Embedding | None = None
+    ) -> None:
+        """``sizes`` is (vocabulary of the checkpoint, of the tokenizer, hidden size); ``tied`` shares its weight."""
+        vocab_size, n_ids, hidden_size = sizes
+        weight = tied.weight if tied else context.parameter(f"{name}.weight", (vocab_size, hidden_size))
+        self._method = context.linear(weight[:n_ids], None)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, n_ids]."""
+        return self._method.apply(hidden)

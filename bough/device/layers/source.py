@@ -1,0 +1,19 @@
+"""Where layers take their parameters from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class TensorSource(Protocol):
+    """Parameters by Hugging Face name; an open checkpoint is one."""
+
+    def names(self) -> list[str]:
+        """All parameter names."""
+        ...
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A new contiguous tensor, converted to ``dtype`` if given; ConfigError if there is no such parameter."""
+        ...

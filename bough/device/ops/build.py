@@ -1,0 +1,161 @@
+"""Compiles the CPU kernels into one shared library.
+
+Used when the package is installed (the library lands in the package) and, if that library is missing or was built
+from other sources, at the first use (it lands in the user's cache folder). Needs only the standard library: it runs
+before torch is installed. The library knows no OpenMP: it receives the entry point of the runtime that torch has
+loaded, see :mod:`bough.device.ops.library`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "csrc"
+PACKAGED = Path(__file__).parent / "kernels.so"
+
+COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
+                "-ffp-contract=off", "-fno-math-errno", "-w")  # fmt: skip
+
+AVX2 = ("-mavx2", "-mfma")
+AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+VARIANTS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16")}
+"""Instruction set -> flags; all of them go into one library, which chooses at run time."""
+
+COMPILE_SECONDS = 300
+
+
+class BuildError(Exception):
+    """The library could not be built; the message says why, for the operator."""
+
+
+@cache
+def source_digest() -> str:
+    """Hex digest of everything that decides what the library does."""
+    digest = hashlib.sha256(repr((COMMON_FLAGS, VARIANTS)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler as a command: $CXX, else c++, g++ or clang++; BuildError if there is none."""
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    for command in [chosen] if chosen else [["c++"], ["g++"], ["clang++"]]:
+        if path := shutil.which(command[0]):
+            return [path, *command[1:]]
+    raise BuildError(f"no C++ compiler: {chosen[0]} is not on the PATH" if chosen else "no C++ compiler on the PATH")
+
+
+def compile_library(target: Path) -> list[str]:
+    """Build the library into ``target``, atomically; returns the instruction sets that it holds.
+
+    Raises BuildError without a compiler, or when the generic variant does not compile. A variant that only this
+    compiler cannot build is left out.
+    """
+    compiler = find_compiler()
+    variants = VARIANTS if platform.machine() in ("x86_64", "AMD64") else {"generic": ()}
+    try:
+        with tempfile.TemporaryDirectory(prefix="bough-build-") as folder:
+            built = _compile_variants(compiler, variants, Path(folder))
+            defines = [f"-DBOUGH_WITH_{name.upper()}" for name in built]
+            dispatch = Path(folder) / "dispatch.o"
+            source = f'-DBOUGH_SOURCE="{source_digest()}"'
+            _run([*compiler, *COMMON_FLAGS, *defines, source, "-c", str(SOURCES / "dispatch.cpp"), "-o", str(dispatch)])
+            library = Path(folder) / "kernels.so"
+            objects = [str(dispatch), *(str(o) for o in built.values())]
+            _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
+            target.parent.mkdir(parents=True, exist_ok=True)
+            beside = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copy(library, beside)
+            os.replace(beside, target)
+    except OSError as error:
+        raise BuildError(f"building the kernels failed: {error}") from error
+    return list(built)
+
+
+def cached_library(folder: Path | None = None) -> Path:
+    """The library from the cache folder, built if it is not there; processes that ask at once build it once.
+
+    Raises BuildError if it cannot be built or the folder cannot be written.
+    """
+    folder = folder or cache_folder()
+    try:
+        target = folder / f"kernels-{_cache_key()}.so"
+        if target.is_file():
+            return target
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_suffix(".lock")):
+            if not target.is_file():
+                compile_library(target)
+    except OSError as error:
+        raise BuildError(f"the cache folder {folder} is not usable: {error}") from error
+    return target
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/bough, or ~/.cache/bough."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "bough"
+
+
+def _cache_key() -> str:
+    version = _run([*find_compiler(), "--version"])
+    return hashlib.sha256(f"{source_digest()} {platform.machine()} {version}".encode()).hexdigest()[:24]
+
+
+def _compile_variants(compiler: list[str], variants: dict[str, tuple[str, ...]], folder: Path) -> dict[str, Path]:
+    """Object file of each variant that compiles, all compiled side by side."""
+    running = {}
+    for name, flags in variants.items():
+        target = folder / f"{name}.o"
+        command = [*compiler, *COMMON_FLAGS, *flags, f"-DBOUGH_TABLE=kernels_{name}"]
+        command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        running[name] = (process, target)
+    built, complaint = {}, ""
+    try:
+        for name, (process, target) in running.items():
+            _, errors = process.communicate(timeout=COMPILE_SECONDS)
+            if process.returncode == 0:
+                built[name] = target
+            elif name == "generic":
+                complaint = errors.strip()
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"the compiler took longer than {COMPILE_SECONDS} s") from error
+    finally:
+        for process, _ in running.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if "generic" not in built:
+        raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
+    return built
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{command[0]} took longer than {COMPILE_SECONDS} s") from error
+    if done.returncode != 0:
+        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,179 @@
+"""The ops as compiled kernels, called with raw pointers; the GIL is free meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import torch
+
+from bough.device.ops.library import AttentionCall, Library, RopeCall
+from bough.device.ops.reference import ReferenceOps
+
+Tensor = torch.Tensor
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+
+PANEL = 64
+"""Outputs per panel of a packed linear weight; TILE of csrc/tile.h."""
+
+
+class CpuOps:
+    """:class:`bough.device.ops.registry.Ops` by the shared library.
+
+    Uses as many threads as torch does. Attention with a head dimension that is not a multiple of 16 falls back to
+    the reference. bfloat16 attention has float32's independence of batch and chunks, too.
+    """
+
+    name = "cpu"
+
+    def __init__(self, library: Library, reason: str) -> None:
+        self.reason = reason
+        self.library = library
+        self._reference = ReferenceOps(reason)
+        self._rms_norm = library.function("rms_norm")
+        self._add_rms_norm = library.function("add_rms_norm")
+        self._silu_mul = library.function("silu_mul")
+        self._rope_kv_write = library.function("rope_kv_write")
+        self._paged_attention = library.function("paged_attention")
+        self._argmax = library.function("argmax")
+        self._linear = library.function("linear")
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        dtype, (n, dim) = _dtype(x, weight), x.shape
+        _check(weight.shape == (dim,), "rms_norm", x, weight)
+        out = torch.empty_like(x)
+        threads = torch.get_num_threads()
+        self._rms_norm(dtype, x.data_ptr(), weight.data_ptr(), out.data_ptr(), n, dim, eps, threads)
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        dtype, (n, dim) = _dtype(x, residual, weight), x.shape
+        _check(residual.shape == x.shape and weight.shape == (dim,), "add_rms_norm", x, residual, weight)
+        out = torch.empty_like(x)
+        pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
+        self._add_rms_norm(dtype, *pointers, n, dim, eps, torch.get_num_threads())
+        return out
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        dtype, (n, dim) = _dtype(x), x.shape
+        _check(dim % 2 == 0, "silu_mul", x)
+        out = x.new_empty(n, dim // 2)
+        self._silu_mul(dtype, x.data_ptr(), out.data_ptr(), n, dim // 2, torch.get_num_threads())
+        return out
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        out_loc: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+    ) -> Tensor:
+        dtype, n, rotary = _dtype(qkv, k_cache, v_cache), len(qkv), cos_sin.shape[1]
+        _check(
+            qkv.shape == (n, (n_heads + 2 * n_kv_heads) * head_dim)
+            and k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, head_dim)
+            and positions.shape == out_loc.shape == (n,)
+            and rotary % 2 == 0
+            and rotary <= head_dim,
+            "rope_kv_write", qkv, cos_sin, positions, out_loc, k_cache, v_cache,
+        )  # fmt: skip
+        _check(cos_sin.dtype == torch.float32 and cos_sin.is_contiguous(), "rope_kv_write", cos_sin)
+        _check_ints("rope_kv_write", positions, out_loc)
+        q = qkv.new_empty(n, n_heads, head_dim)
+        call = RopeCall(
+            qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k_cache.data_ptr(),
+            v_cache.data_ptr(), q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(),
+        )  # fmt: skip
+        self._rope_kv_write(dtype, ctypes.byref(call))
+        return q
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_len: Tensor,
+        scale: float,
+    ) -> Tensor:
+        dtype, (_, n_heads, dim), n_kv_heads = _dtype(q, k_cache, v_cache), q.shape, k_cache.shape[1]
+        if dim % 16:
+            return self._reference.paged_attention(
+                q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale
+            )
+        n = len(rows)
+        _check(
+            k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
+            and n_heads % n_kv_heads == 0
+            and q_start.shape == (n + 1,)
+            and seq_len.shape == (n,),
+            "paged_attention", q, k_cache, v_cache, rows, q_start, seq_len,
+        )  # fmt: skip
+        _check_ints("paged_attention", page_table, rows, q_start, seq_len)
+        out = torch.empty_like(q)
+        call = AttentionCall(
+            q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), page_table.data_ptr(),
+            rows.data_ptr(), q_start.data_ptr(), seq_len.data_ptr(), page_table.shape[1], n, n_heads, n_kv_heads,
+            dim, scale, torch.get_num_threads(),
+        )  # fmt: skip
+        self._paged_attention(dtype, ctypes.byref(call))
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        out = torch.empty(n, dtype=torch.int64)
+        self._argmax(dtype, logits.data_ptr(), out.data_ptr(), n, vocab, torch.get_num_threads())
+        return out
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Keeps a packed copy of the weight, and the bias."""
+        _check(_dtype(weight, *([] if bias is None else [bias])) == 0, "linear", weight)
+        n_out, n_in = weight.shape
+        packed = weight.new_zeros(-(-n_out // PANEL) * PANEL, n_in)
+        packed[:n_out] = weight
+        packed = packed.view(-1, PANEL, n_in).transpose(1, 2).contiguous()
+        bias_pointer = None if bias is None else bias.data_ptr()
+
+        def apply(x: Tensor) -> Tensor:
+            _check(_dtype(x) == 0 and x.shape[1:] == (n_in,), "linear", x, packed, bias)
+            out = x.new_empty(len(x), n_out)
+            pointers = x.data_ptr(), packed.data_ptr(), bias_pointer, out.data_ptr()
+            self._linear(*pointers, len(x), n_in, n_out, torch.get_num_threads())
+            return out
+
+        return apply
+
+
+def _dtype(*tensors: Tensor) -> int:
+    """The code of the dtype that all of them have; ValueError if they differ or one is not contiguous."""
+    dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != dtype or not tensor.is_contiguous():
+            raise ValueError(f"expected contiguous tensors of one dtype, got {_shown(tensors)}")
+    code = _DTYPES.get(dtype)
+    if code is None:
+        raise ValueError(f"the kernels compute in float32 or bfloat16, not {dtype}")
+    return code
+
+
+def _check_ints(op: str, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        if tensor.dtype != torch.int32 or not tensor.is_contiguous():
+            raise ValueError(f"{op} takes contiguous int32 indices, got {_shown(tensors)}")
+
+
+def _check(fits: bool, op: str, *tensors: Tensor | None) -> None:
+    if not fits:
+        raise ValueError(f"{op} cannot take {_shown(tensors)}")
+
+
+def _shown(tensors: tuple[Tensor | None, ...]) -> str:
+    return ", ".join("nothing" if t is None else f"{t.dtype} {list(t.shape)}" for t in tensors)

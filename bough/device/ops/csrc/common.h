@@ -1,0 +1,74 @@
+// What every translation unit shares: the element types, the table of kernels that one instruction set
+// offers, and the parallel loop. No standard library templates here: an inline function that is emitted in
+// several units would be kept only once, possibly in the version built for an instruction set that the
+// machine lacks.
+#pragma once
+
+#include <stdint.h>
+
+typedef uint16_t bf16;
+
+enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1 };
+
+// One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim];
+// page_table: [*, table_stride] locs; rows, seq_len: [n_rows]; q_start: [n_rows + 1] token offsets.
+struct AttentionCall {
+    const void* q;
+    const void* k;
+    const void* v;
+    void* out;
+    const int32_t* page_table;
+    const int32_t* rows;
+    const int32_t* q_start;
+    const int32_t* seq_len;
+    int64_t table_stride;
+    int n_rows;
+    int n_heads;
+    int n_kv_heads;
+    int head_dim;
+    float scale;
+    int threads;
+};
+
+// One call of rotary embedding and KV write. qkv: [T, (n_heads + 2 n_kv_heads) * head_dim];
+// cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim].
+struct RopeCall {
+    const void* qkv;
+    const float* cos_sin;
+    const int32_t* positions;
+    const int32_t* out_loc;
+    void* k;
+    void* v;
+    void* q;
+    int n_tokens;
+    int n_heads;
+    int n_kv_heads;
+    int head_dim;
+    int rotary_dim;
+    int threads;
+};
+
+// The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16.
+struct KernelTable {
+    void (*rms_norm[2])(const void* x, const void* weight, void* out, int64_t rows, int64_t dim, float eps,
+                        int threads);
+    void (*add_rms_norm[2])(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t dim,
+                            float eps, int threads);
+    void (*silu_mul[2])(const void* x, void* out, int64_t rows, int64_t dim, int threads);
+    void (*rope_kv_write[2])(const RopeCall& call);
+    void (*paged_attention[2])(const AttentionCall& call);
+    void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
+    void (*linear)(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n_in,
+                   int64_t n_out, int threads);
+};
+
+typedef void (*Body)(void* context, int64_t item);
+
+// Calls body(context, 0 .. n-1) on up to `threads` threads of the OpenMP runtime that torch uses. Items are
+// handed out one by one, so no kernel may let its result depend on who computes what.
+void parallel_items(int64_t n, int threads, Body body, void* context);
+
+// Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
+// SCRATCH_COUNT independent buffers. Returns null when there is no memory.
+enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_COUNT = 3 };
+void* scratch(int which, int64_t bytes);

@@ -1,0 +1,168 @@
+// The C interface that Python calls, the choice of the instruction set, and the parallel loop.
+
+#include <stdlib.h>
+
+#include "common.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+extern const KernelTable kernels_generic;
+#if defined(BOUGH_WITH_AVX2)
+extern const KernelTable kernels_avx2;
+#endif
+#if defined(BOUGH_WITH_AVX512)
+extern const KernelTable kernels_avx512;
+#endif
+#if defined(BOUGH_WITH_AVX512BF16)
+extern const KernelTable kernels_avx512bf16;
+#endif
+
+namespace {
+
+struct Choice {
+    const char* name;
+    const KernelTable* table;
+    bool supported;
+};
+
+// The instruction sets other than generic are left out of the build where the compiler does not know them.
+constexpr int MAX_CHOICES = 4;
+Choice choices[MAX_CHOICES];
+int n_choices = 0;
+const KernelTable* table = nullptr;
+int chosen = -1;
+
+// Fills `choices`, worst first, and picks the best that this processor and its system support.
+int detect() {
+    choices[n_choices++] = {"generic", &kernels_generic, true};
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+    (void)dot;
+#if defined(BOUGH_WITH_AVX2)
+    choices[n_choices++] = {"avx2", &kernels_avx2, avx2};
+#endif
+#if defined(BOUGH_WITH_AVX512)
+    choices[n_choices++] = {"avx512", &kernels_avx512, avx512};
+#endif
+#if defined(BOUGH_WITH_AVX512BF16)
+    choices[n_choices++] = {"avx512bf16", &kernels_avx512bf16, dot};
+#endif
+#endif
+    for (int i = 0; i < n_choices; ++i)
+        if (choices[i].supported) chosen = i;
+    table = choices[chosen].table;
+    return n_choices;
+}
+
+const int detected = detect();
+
+// The entry point of the OpenMP runtimes of GCC and LLVM; Python passes the one that torch has loaded, so that both
+// share one pool of threads. Without it everything runs on the calling thread.
+typedef void (*Region)(void (*body)(void*), void* context, unsigned threads, unsigned flags);
+Region region = nullptr;
+
+struct Job {
+    int64_t next, n;
+    Body body;
+    void* context;
+};
+
+void take_items(void* p) {
+    Job& job = *(Job*)p;
+    for (;;) {
+        int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
+        if (item >= job.n) return;
+        job.body(job.context, item);
+    }
+}
+
+struct Buffers {
+    void* memory[SCRATCH_COUNT] = {};
+    int64_t bytes[SCRATCH_COUNT] = {};
+    ~Buffers() {
+        for (void* m : memory) free(m);
+    }
+};
+
+thread_local Buffers buffers;
+
+}  // namespace
+
+void* scratch(int which, int64_t bytes) {
+    if (buffers.bytes[which] < bytes) {
+        free(buffers.memory[which]);
+        buffers.bytes[which] = 0;
+        int64_t size = (bytes + bytes / 2 + 63) & ~(int64_t)63;
+        if (posix_memalign(&buffers.memory[which], 64, (size_t)size) != 0) buffers.memory[which] = nullptr;
+        if (!buffers.memory[which]) return nullptr;
+        buffers.bytes[which] = size;
+    }
+    return buffers.memory[which];
+}
+
+void parallel_items(int64_t n, int threads, Body body, void* context) {
+    Job job = {0, n, body, context};
+    if (region && threads > 1 && n > 1)
+        region(take_items, &job, (unsigned)threads, 0);
+    else
+        take_items(&job);
+}
+
+// Digest of the sources that this library was built from.
+EXPORT const char* bough_source() { return BOUGH_SOURCE; }
+
+EXPORT void bough_set_region(Region function) { region = function; }
+
+EXPORT const char* bough_isa() { return choices[chosen].name; }
+
+// Name of the i-th instruction set that this machine can run, worst first; null beyond the last.
+EXPORT const char* bough_isa_name(int i) {
+    for (int j = 0; j < n_choices; ++j)
+        if (choices[j].supported && i-- == 0) return choices[j].name;
+    return nullptr;
+}
+
+// 1 if the machine can run it; the calls that follow use it.
+EXPORT int bough_set_isa(const char* name) {
+    for (int i = 0; i < n_choices; ++i) {
+        const char *a = choices[i].name, *b = name;
+        while (*a && *a == *b) ++a, ++b;
+        if (*a == *b && choices[i].supported) {
+            table = choices[i].table;
+            chosen = i;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+EXPORT void bough_rms_norm(int dtype, const void* x, const void* weight, void* out, int64_t rows, int64_t dim,
+                           float eps, int threads) {
+    table->rms_norm[dtype](x, weight, out, rows, dim, eps, threads);
+}
+
+EXPORT void bough_add_rms_norm(int dtype, const void* x, void* residual, const void* weight, void* out, int64_t rows,
+                               int64_t dim, float eps, int threads) {
+    table->add_rms_norm[dtype](x, residual, weight, out, rows, dim, eps, threads);
+}
+
+EXPORT void bough_silu_mul(int dtype, const void* x, void* out, int64_t rows, int64_t dim, int threads) {
+    table->silu_mul[dtype](x, out, rows, dim, threads);
+}
+
+EXPORT void bough_rope_kv_write(int dtype, const RopeCall* call) { table->rope_kv_write[dtype](*call); }
+
+EXPORT void bough_paged_attention(int dtype, const AttentionCall* call) { table->paged_attention[dtype](*call); }
+
+EXPORT void bough_argmax(int dtype, const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads) {
+    table->argmax[dtype](logits, out, rows, vocab, threads);
+}
+
+EXPORT void bough_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows,
+                         int64_t n_in, int64_t n_out, int threads) {
+    table->linear(x, packed, bias, out, rows, n_in, n_out, threads);
+}

@@ -1,0 +1,244 @@
+// A vector of WIDTH floats for the instruction set that this unit is built for.
+//
+// Plain arithmetic uses the compiler's vector extension, which also covers NEON; what it cannot say (fused
+// multiply-add, bf16 dot products, transposition) is spelled out per instruction set. Everything has internal
+// linkage, so that the copies built for different instruction sets never meet.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "common.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#define BOUGH_WIDTH 16
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define BOUGH_WIDTH 8
+#else
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+#define BOUGH_WIDTH 4
+#endif
+
+namespace {
+
+constexpr int WIDTH = BOUGH_WIDTH;
+
+typedef float vf __attribute__((vector_size(4 * BOUGH_WIDTH)));
+typedef int32_t vi __attribute__((vector_size(4 * BOUGH_WIDTH)));
+typedef uint32_t vu __attribute__((vector_size(4 * BOUGH_WIDTH)));
+typedef uint16_t vh __attribute__((vector_size(2 * BOUGH_WIDTH)));
+
+#define INLINE inline __attribute__((always_inline))
+
+INLINE vf splat(float x) { return x - vf{}; }
+
+INLINE vf loadf(const float* p) {
+    vf x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE void storef(float* p, vf x) { memcpy(p, &x, sizeof x); }
+
+INLINE vu loadu(const uint32_t* p) {
+    vu x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE vf as_float(vu x) { return (vf)x; }
+
+// Widens WIDTH elements to float.
+INLINE vf load(const float* p) { return loadf(p); }
+
+INLINE vf load(const bf16* p) {
+    vh x;
+    memcpy(&x, p, sizeof x);
+    return (vf)(__builtin_convertvector(x, vu) << 16);
+}
+
+INLINE float widen(float x) { return x; }
+
+INLINE float widen(bf16 x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// Rounds to the nearest bf16, ties to even; a NaN stays one.
+INLINE bf16 narrow_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) return (bf16)((bits >> 16) | 0x40);
+    return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+INLINE vh narrow_bf16(vf x) {
+    vu bits = (vu)x;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vu nan = (bits >> 16) | 0x40;
+    vu unordered = (vu)(x != x);
+    return __builtin_convertvector((rounded & ~unordered) | (nan & unordered), vh);
+}
+
+INLINE void store(float* p, vf x) { storef(p, x); }
+
+INLINE void store(bf16* p, vf x) {
+    vh y = narrow_bf16(x);
+    memcpy(p, &y, sizeof y);
+}
+
+INLINE void store_one(float* p, float x) { *p = x; }
+INLINE void store_one(bf16* p, float x) { *p = narrow_bf16(x); }
+
+// The value that a tensor of T would hold.
+INLINE vf rounded(vf x, const float*) { return x; }
+INLINE vf rounded(vf x, const bf16*) { return (vf)(__builtin_convertvector(narrow_bf16(x), vu) << 16); }
+INLINE float rounded(float x, const float*) { return x; }
+INLINE float rounded(float x, const bf16*) { return widen(narrow_bf16(x)); }
+
+INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vf select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
+INLINE vf vmax(vf a, vf b) { return select(a > b, a, b); }
+INLINE vf vmin(vf a, vf b) { return select(a < b, a, b); }
+
+INLINE vi lane_index() {
+    vi x;
+    for (int i = 0; i < WIDTH; ++i) x[i] = i;
+    return x;
+}
+
+// Horizontal sum and maximum; the order of the sum is fixed: halves, quarters, and so on.
+INLINE float sum(vf x) {
+    float lane[WIDTH];
+    storef(lane, x);
+#if BOUGH_WIDTH == 16
+    for (int i = 0; i < 8; ++i) lane[i] += lane[i + 8];
+#endif
+#if BOUGH_WIDTH >= 8
+    for (int i = 0; i < 4; ++i) lane[i] += lane[i + 4];
+#endif
+    return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+}
+
+INLINE float max_lane(vf x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)x);
+#else
+    float lane[WIDTH];
+    storef(lane, x);
+    float best = lane[0];
+    for (int i = 1; i < WIDTH; ++i) best = lane[i] > best ? lane[i] : best;
+    return best;
+#endif
+}
+
+// 2^x for x <= 126, relative error about 1e-7; exactly 0 below -125. A NaN stays one.
+// Method: 2^round(x) by exponent arithmetic times the Taylor series of exp(f ln 2), |f| <= 1/2.
+INLINE vf exp2v(vf x) {
+    const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    vi tiny = x < splat(-125.0f);
+    vf clamped = select(tiny, splat(-125.0f), x);
+    vf shifted = clamped + magic;
+    vf f = clamped - (shifted - magic);
+    vf y = splat(1.5252734e-5f);
+    y = fma(y, f, splat(1.5403530e-4f));
+    y = fma(y, f, splat(1.3333558e-3f));
+    y = fma(y, f, splat(9.6181291e-3f));
+    y = fma(y, f, splat(5.5504109e-2f));
+    y = fma(y, f, splat(2.4022651e-1f));
+    y = fma(y, f, splat(6.9314718e-1f));
+    y = fma(y, f, splat(1.0f));
+    vf scaled = (vf)((vu)y + ((vu)shifted << 23));
+    return select(tiny, vf{}, scaled);
+}
+
+INLINE float exp2_one(float x) { return exp2v(splat(x))[0]; }
+
+// Adds the product of two packed bf16 pairs per lane: acc + a.lo * b.lo + a.hi * b.hi.
+INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
+    vu pair = b - vu{};
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)pair);
+#else
+    acc = fma((vf)(a << 16), (vf)(pair << 16), acc);
+    return fma((vf)(a & 0xffff0000u), (vf)(pair & 0xffff0000u), acc);
+#endif
+}
+
+// Transposes WIDTH rows of `n` <= WIDTH words: to[word * stride + row] = rows[row][word].
+#if defined(__AVX512F__)
+INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
+    __m512i r[16], t[16];
+    __mmask16 mask = (__mmask16)((1u << n) - 1);
+    for (int i = 0; i < 16; ++i) r[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + offset);
+    for (int i = 0; i < 8; ++i) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        r[4 * i + 0] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    for (int i = 0; i < 4; ++i) {
+        t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 8; ++i) {
+        r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    }
+    for (int i = 0; i < n; ++i) _mm512_storeu_si512(to + i * stride, r[i]);
+}
+#elif defined(__AVX2__)
+INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
+    if (n < 8) {
+        for (int w = 0; w < n; ++w)
+            for (int i = 0; i < 8; ++i) to[w * stride + i] = rows[i][offset + w];
+        return;
+    }
+    __m256 r[8], t[8];
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps((const float*)(rows[i] + offset));
+    for (int i = 0; i < 4; ++i) {
+        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        r[4 * i + 0] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
+        r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
+        r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
+        r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+        _mm256_storeu_ps((float*)(to + i * stride), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+        _mm256_storeu_ps((float*)(to + (i + 4) * stride), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    }
+}
+#else
+INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
+    for (int w = 0; w < n; ++w)
+        for (int i = 0; i < WIDTH; ++i) to[w * stride + i] = rows[i][offset + w];
+}
+#endif
+
+}  // namespace

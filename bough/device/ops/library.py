@@ -1,0 +1,157 @@
+"""Loads the compiled kernels: finds or builds the shared library, checks it, and lends it torch's threads."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from collections.abc import Callable
+from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from bough.device.ops import build
+
+log = logging.getLogger(__name__)
+
+
+class AttentionCall(ctypes.Structure):
+    """``AttentionCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "out", "page_table", "rows", "q_start", "seq_len")),
+        ("table_stride", c_int64),
+        *((name, c_int) for name in ("n_rows", "n_heads", "n_kv_heads", "head_dim")),
+        ("scale", c_float),
+        ("threads", c_int),
+    )
+
+
+class RopeCall(ctypes.Structure):
+    """``RopeCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "q")),
+        *((name, c_int) for name in ("n_tokens", "n_heads", "n_kv_heads", "head_dim", "rotary_dim", "threads")),
+    )
+
+
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "source": (c_char_p, ()),
+    "set_region": (None, (c_void_p,)),
+    "isa": (c_char_p, ()),
+    "isa_name": (c_char_p, (c_int,)),
+    "set_isa": (c_int, (c_char_p,)),
+    "rms_norm": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int)),
+    "add_rms_norm": (None, (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int)),
+    "silu_mul": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "rope_kv_write": (None, (c_int, c_void_p)),
+    "paged_attention": (None, (c_int, c_void_p)),
+    "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
+}
+
+
+class Library:
+    """The loaded shared library."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AttributeError for a file that is not a library of kernels."""
+        self.path = path
+        self._loaded = ctypes.CDLL(str(path))
+        self._functions = {}
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(self._loaded, f"bough_{name}")
+            function.restype, function.argtypes = result, arguments
+            self._functions[name] = function
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The C function ``bough_<name>``; calling it releases the GIL."""
+        return self._functions[name]
+
+    def digest(self) -> str:
+        """Digest of the sources that the library was built from."""
+        return str(self._functions["source"]().decode())
+
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return str(self._functions["isa"]().decode())
+
+    def isas(self) -> list[str]:
+        """The instruction sets that the library holds and this machine can run, worst first."""
+        names: list[str] = []
+        while (name := self._functions["isa_name"](len(names))) is not None:
+            names.append(name.decode())
+        return names
+
+    def set_isa(self, name: str) -> None:
+        """Use another instruction set from now on; ValueError if this machine cannot. For tests and measurements."""
+        if not self._functions["set_isa"](name.encode()):
+            raise ValueError(f"no kernels for {name!r}; there are {', '.join(self.isas())}")
+
+    def share_threads(self) -> str | None:
+        """Use the OpenMP runtime that torch has loaded; its path, or None if there is none and one thread must do.
+
+        A second runtime in the process would bring a second pool of threads, which spin against the first.
+        """
+        path = openmp_runtime()
+        if path is None:
+            return None
+        with contextlib.suppress(OSError, AttributeError):
+            self._region = ctypes.CDLL(path).GOMP_parallel
+            self._functions["set_region"](ctypes.cast(self._region, c_void_p))
+            return path
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The library, or None with the ``reason`` why; ``openmp`` is the path of the runtime whose threads it uses."""
+
+    library: Library | None
+    reason: str
+    openmp: str | None = None
+
+
+@cache
+def load() -> Loading:
+    """The library from the package if it fits its sources, else from the cache folder, built if necessary.
+
+    The one warning about missing kernels is written here, once per process.
+    """
+    packaged = _open(build.PACKAGED)
+    if packaged is not None and packaged.digest() == build.source_digest():
+        return Loading(packaged, "built at installation", packaged.share_threads())
+    try:
+        path = build.cached_library()
+    except build.BuildError as error:
+        log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", error)
+        return Loading(None, str(error))
+    library = _open(path)
+    if library is None:
+        reason = f"{path} cannot be loaded; delete it"
+        log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", reason)
+        return Loading(None, reason)
+    return Loading(library, "built at first use", library.share_threads())
+
+
+def openmp_runtime() -> str | None:
+    """Path of the OpenMP runtime in this process, torch's own if there are several."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6)
+    found = [p for p in paths if Path(p).name.startswith(("libgomp", "libiomp5", "libomp"))]
+    return min(found, key=lambda p: "torch" not in p, default=None)
+
+
+def _open(path: Path) -> Library | None:
+    if not path.is_file():
+        return None
+    try:
+        return Library(path)
+    except (OSError, AttributeError):
+        return None

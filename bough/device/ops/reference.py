@@ -1,0 +1,152 @@
+"""Every op in plain torch: what the compiled kernels have to compute, and what runs where there are none.
+
+float32 results of a row do not depend on the other rows, bit by bit. Matrix products of different shapes may add up in
+different orders, so every product here has a fixed shape: linear layers take ROWS rows at a time, padded with zeros;
+attention takes ROWS queries, aligned to their positions, and KEYS keys, aligned to theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+Tensor = torch.Tensor
+
+ROWS = 16
+KEYS = 128
+
+
+class ReferenceOps:
+    """The specification of :class:`bough.device.ops.registry.Ops`."""
+
+    name = "reference"
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * normed.to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        residual += x
+        return self.rms_norm(residual, weight, eps)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return functional.silu(gate) * value
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        out_loc: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+    ) -> Tensor:
+        heads = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, head_dim)
+        q, k, v = heads.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
+        angles = cos_sin[positions][:, None]
+        k_cache[out_loc] = rotate(k, angles)
+        v_cache[out_loc] = v
+        return rotate(q, angles)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_len: Tensor,
+        scale: float,
+    ) -> Tensor:
+        out = torch.empty_like(q)
+        starts, lengths = q_start.tolist(), seq_len.tolist()
+        for i, row in enumerate(rows.tolist()):
+            locs = page_table[row, : lengths[i]]
+            attend_row(q[starts[i] : starts[i + 1]], k_cache, v_cache, locs, scale, out[starts[i] : starts[i + 1]])
+        return out
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        best, index = logits.max(-1)
+        # max() passes a NaN on, so these three cover every row without a distribution.
+        return torch.where(best.isfinite(), index, -1)
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return partial(blocked_linear, weight, bias)
+
+
+def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """x [T, heads, D] by the angles cos_sin [T, 1, R], computed in float32."""
+    half = cos_sin.shape[-1] // 2
+    cosine, sine = cos_sin[..., :half], cos_sin[..., half:]
+    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
+    turned = torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(x.dtype)
+    return torch.cat((turned, x[..., 2 * half :]), dim=-1)
+
+
+def blocked_linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """``x weight^T + bias``, ROWS rows at a time."""
+    n = len(x)
+    out = x.new_empty(-(-n // ROWS) * ROWS, len(weight))
+    padded = x if len(out) == n else torch.cat((x, x.new_zeros(len(out) - n, x.shape[1])))
+    for first in range(0, n, ROWS):
+        out[first : first + ROWS] = functional.linear(padded[first : first + ROWS], weight, bias)
+    return out[:n]
+
+
+def attend_row(q: Tensor, k_cache: Tensor, v_cache: Tensor, locs: Tensor, scale: float, out: Tensor) -> None:
+    """Attention of one sequence: q [n, H, D], its last n tokens, to the cells locs [length], into out."""
+    n_new, n_heads, dim = q.shape
+    n_kv_heads, length = k_cache.shape[1], len(locs)
+    start = length - n_new
+    # Whole blocks of queries by position: those before `start` and after the end are zeros that nobody reads.
+    first = start // ROWS * ROWS
+    n_blocks = -(-(length - first) // ROWS)
+    queries = q.new_zeros((n_blocks * ROWS, n_heads, dim), dtype=torch.float32)
+    queries[start - first : length - first] = q
+    # Contiguous [KH, blocks, heads of the group * ROWS, D].
+    grouped = queries.view(n_blocks, ROWS, n_kv_heads, -1, dim).permute(2, 0, 3, 1, 4).flatten(2, 3).contiguous()
+    n_keys = -(-length // KEYS) * KEYS
+    k, v = (padded_cells(cache, locs, n_keys) for cache in (k_cache, v_cache))
+    for block in range(n_blocks):
+        position = first + block * ROWS
+        result = attend_block(grouped[:, block], k, v, position, scale)
+        begin, end = max(position, start), min(position + ROWS, length)
+        heads = result.view(n_kv_heads, -1, ROWS, dim).permute(2, 0, 1, 3).reshape(ROWS, n_heads, dim)
+        out[begin - start : end - start] = heads[begin - position : end - position]
+
+
+def padded_cells(cache: Tensor, locs: Tensor, n: int) -> Tensor:
+    """[KH, n, D] float32: the cells at ``locs``, then zeros."""
+    cells = cache.new_zeros((n, *cache.shape[1:]), dtype=torch.float32)
+    cells[: len(locs)] = cache[locs]
+    return cells.transpose(0, 1).contiguous()
+
+
+def attend_block(q: Tensor, k: Tensor, v: Tensor, position: int, scale: float) -> Tensor:
+    """q [KH, G * ROWS, D] of the positions from ``position`` on, against k and v [KH, n, D]; online softmax."""
+    queries = torch.arange(position, position + ROWS).repeat(q.shape[1] // ROWS)[:, None]
+    top = torch.full((*q.shape[:2], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q)
+    for first in range(0, min(position + ROWS, k.shape[1]), KEYS):
+        seen = torch.arange(first, first + KEYS) <= queries
+        scores = torch.stack([a @ b.T for a, b in zip(q, k[:, first : first + KEYS])]) * scale
+        scores = scores.masked_fill(~seen, -torch.inf)
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+        # A query that sees none of these keys keeps what it has: exp(-inf - finite) = 0, exp(0) = 1.
+        decay, weights = torch.exp(top - new_top), torch.exp(scores - new_top)
+        total = total * decay + weights.sum(-1, keepdim=True)
+        mixed = torch.stack([a @ b for a, b in zip(weights, v[:, first : first + KEYS])])
+        out, top = out * decay + mixed, new_top
+    return out / total

@@ -1,0 +1,145 @@
+"""The ops that models are made of, and which implementation of them this process uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import torch
+
+from bough.device.ops import build
+from bough.device.ops.library import load
+
+Tensor = torch.Tensor
+
+
+class Ops(Protocol):
+    """One implementation of the ops; dtypes are float32 or bfloat16, tensors contiguous, all on one device.
+
+    T tokens, D the size of the last dimension, H query heads, KH key-value heads, N cells of KV, B rows of a step.
+    A row of a result depends on that row's inputs alone, bit for bit in float32: not on the other rows, on how many
+    there are, on how a sequence is cut into steps, or on the number of threads. ValueError for shapes or dtypes that
+    do not fit together.
+
+    Attributes:
+        name: "reference" or "cpu".
+        reason: why this implementation was chosen, for people.
+    """
+
+    name: str
+    reason: str
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x [T, D] over its root mean square, rounded to x's dtype, times weight [D]; a new tensor."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """``residual += x`` in place, both [T, D]; the norm of the new residual as a new tensor."""
+        ...
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        """x [T, 2 I] = gates, then values -> silu(gates) * values [T, I]."""
+        ...
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        out_loc: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        n_heads: int,
+        n_kv_heads: int,
+        head_dim: int,
+    ) -> Tensor:
+        """Rotate queries and keys, write keys and values to their cells, return the queries [T, H, D].
+
+        Rotary dimension i < R/2 of a head is paired with i + R/2; dimensions from R on stay as they are.
+
+        Args:
+            qkv: [T, (H + 2 KH) * D]: queries, keys, values.
+            cos_sin: [n_positions, R] float32: R/2 cosines, then R/2 sines, of each position.
+            positions, out_loc: [T] int32.
+            k_cache, v_cache: [N, KH, D], written at ``out_loc``.
+        """
+        ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_len: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """Causal attention of each row's new tokens, the last of its sequence, to all of it: [T, H, D].
+
+        Args:
+            q: [T, H, D]; query head h reads key-value head h // (H / KH).
+            k_cache, v_cache: [N, KH, D], this step's tokens included.
+            page_table: [n_rows, max_len] int32 locs by row and position.
+            rows: [B] int32 row of each sequence in the page table.
+            q_start: [B + 1] int32 where the new tokens of each sequence begin; at least one each.
+            seq_len: [B] int32 length of each sequence with its new tokens.
+            scale: factor of the scores.
+        """
+        ...
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        """First index of the largest value of each row of [S, V], int64 [S].
+
+        -1 for a row that holds a NaN or +inf, or nothing but -inf: it has no distribution to sample from.
+        """
+        ...
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """A function x [T, in] -> ``x weight^T + bias`` [T, out], of weight [out, in] and bias [out] or None.
+
+        It may keep its own copy of the weight. "cpu" takes float32 only: bfloat16 is oneDNN's.
+        """
+        ...
+
+
+def resolve_ops(kernels: Literal["auto", "reference"]) -> Ops:
+    """The ops of this process: compiled kernels where there are any, unless the reference is asked for.
+
+    The first call may compile them, which takes seconds. Without a compiler it warns once and returns the reference.
+    """
+    from bough.device.ops.cpu import CpuOps
+    from bough.device.ops.reference import ReferenceOps
+
+    if kernels == "reference":
+        return ReferenceOps("asked for")
+    loading = load()
+    if loading.library is None:
+        return ReferenceOps(loading.reason)
+    return CpuOps(loading.library, f"{loading.library.isa()}, {loading.reason}")
+
+
+def status() -> dict[str, Any]:
+    """What ``bough doctor`` shows of the kernels; may compile them.
+
+    ``kernels`` ("cpu" or "reference"), ``reason``, and for compiled ones ``library`` (path), ``isa`` in use, ``isas``
+    that could be, ``openmp`` (path of the shared runtime, None: one thread), ``better`` (why not a better one, or None).
+    """
+    loading = load()
+    if loading.library is None:
+        return {"kernels": "reference", "reason": loading.reason}
+    isas = loading.library.isas()
+    best = list(build.VARIANTS)[-1]
+    better = None
+    if isas[-1] != best:
+        better = f"this processor or compiler does not know {best}"
+    return {
+        "kernels": "cpu",
+        "reason": loading.reason,
+        "library": str(loading.library.path),
+        "isa": loading.library.isa(),
+        "isas": isas,
+        "openmp": loading.openmp,
+        "better": better,
+    }

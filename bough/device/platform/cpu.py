@@ -1,0 +1,87 @@
+"""The CPU as a device: threads, memory, instruction sets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx_vnni",
+            "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
+
+UNLIMITED = 1 << 60
+
+
+class CpuPlatform:
+    """:class:`bough.device.platform.base.Platform` of this machine's processors."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, root: Path = Path("/")) -> None:
+        """``threads`` becomes torch's and the kernels' number; all usable processors by default.
+
+        ``root`` is where /proc and /sys hang.
+        """
+        self.device = torch.device("cpu")
+        self._root = root
+        self.threads = threads or self.usable_processors()
+        torch.set_num_threads(self.threads)
+
+    def usable_processors(self) -> int:
+        """Processors that this process may run on, less what a control group's quota forbids."""
+        n = len(os.sched_getaffinity(0))
+        quota = self._read("sys/fs/cgroup/cpu.max").split()
+        if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
+            n = min(n, max(1, int(quota[0]) // int(quota[1])))
+        return n
+
+    def free_memory(self) -> int:
+        """Bytes available without swapping, within the limit of the control group."""
+        available = UNLIMITED
+        for line in self._read("proc/meminfo").splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+        # A group's limit binds its descendants, so every level counts.
+        for folder in self._memory_groups():
+            limit = self._number(folder / "memory.max") or self._number(folder / "memory.limit_in_bytes")
+            used = self._number(folder / "memory.current") or self._number(folder / "memory.usage_in_bytes")
+            if limit is not None and limit < UNLIMITED:
+                available = min(available, max(0, limit - (used or 0) + self._reclaimable(folder)))
+        return available
+
+    def features(self) -> tuple[str, ...]:
+        for line in self._read("proc/cpuinfo").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("flags", "Features"):
+                flags = set(value.split())
+                return tuple(name for name in FEATURES if name in flags)
+        return ()
+
+    def _memory_groups(self) -> list[Path]:
+        """Folders of the process's control group and of those above it, version 2 or 1."""
+        folders = []
+        for line in self._read("proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            base = self._root / "sys/fs/cgroup" / controllers
+            group = base / path.strip("/")
+            folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
+        return folders
+
+    def _reclaimable(self, folder: Path) -> int:
+        """File cache that the kernel drops before it refuses memory."""
+        names = ("inactive_file", "total_inactive_file")
+        found = [line.split() for line in self._read(folder / "memory.stat").splitlines()]
+        return max((int(value) for name, value in found if name in names), default=0)
+
+    def _number(self, path: Path) -> int | None:
+        text = self._read(path).strip()
+        return int(text) if text.isdecimal() else None
+
+    def _read(self, path: str | Path) -> str:
+        try:
+            return (self._root / path).read_text()
+        except OSError:
+            return ""

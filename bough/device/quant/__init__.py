@@ -1,0 +1,1 @@
+"""How linear layers hold and multiply their weights."""

@@ -1,0 +1,237 @@
+"""The text-level engine: prompts in, text out, over any client."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from bough.base.config import Config
+from bough.base.errors import EngineError, InvalidRequest, Unavailable
+from bough.base.messages import Hello, Logprob, Request
+from bough.base.plan import Ints
+from bough.base.validate import INT64, validate_request
+from bough.engine.client import EngineClient
+from bough.engine.generation import Chunk, GenerateOptions, Generation
+from bough.engine.ipc_client import IpcClient
+from bough.engine.local_client import LocalClient
+from bough.engine.text import SequenceText, error_of, load_text
+from bough.text.chat_template import ChatTemplate
+from bough.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+LONG_TEXT = 2048
+"""Characters from which on a text is tokenized off the event loop."""
+TEXT_THREADS = 4
+
+
+class AsyncEngine:
+    """Generates text with the engine behind ``client``, which is started. Belongs to one event loop.
+
+    Attributes:
+        client: the id-level client; owned, so closed with this object.
+        tokenizer: the model's.
+        template: the model's chat template, None where it has none.
+    """
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.template = template
+        self._threads = ThreadPoolExecutor(TEXT_THREADS, "bough-text")
+
+    @classmethod
+    async def launch(cls, config: Config) -> AsyncEngine:
+        """Build an engine in this process. Raises ConfigError where that is impossible."""
+        from bough.engine.build import build
+
+        sources: list[Path | Mapping[str, Any]] = []
+
+        def build_core() -> Any:
+            core = build(config)
+            sources.append(core.tokenizer_source)
+            return core
+
+        client = LocalClient(build_core)
+        try:
+            await client.start()
+            tokenizer, template = await asyncio.to_thread(load_text, sources[0])
+        except BaseException:
+            await client.close()
+            raise
+        return cls(client, tokenizer, template)
+
+    @classmethod
+    async def connect(cls, run_dir: str | Path) -> AsyncEngine:
+        """Wait for the engine process of ``run_dir`` and use it, through all its restarts."""
+        client = IpcClient(Path(run_dir))
+        try:
+            hello = await client.start()
+            tokenizer, template = await asyncio.to_thread(load_text, Path(hello.model.path))
+        except BaseException:
+            await client.close()
+            raise
+        return cls(client, tokenizer, template)
+
+    @property
+    def hello(self) -> Hello:
+        """What the engine said of itself and of the model. Raises Unavailable before it did."""
+        if self.client.hello is None:
+            raise Unavailable("the engine is not ready")
+        return self.client.hello
+
+    async def close(self) -> None:
+        """End every stream; an engine in this process stops, one in another goes on."""
+        await self.client.close()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+
+    async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
+        """Ids of ``text``, in which the texts of special tokens act. Raises InvalidRequest for bad Unicode."""
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special=add_special)
+        return await self._in_thread(lambda: self.tokenizer.encode(text, add_special=add_special))
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Ids of a conversation, in which only the template's own special tokens act.
+
+        Arguments and errors are those of :meth:`bough.text.chat_template.ChatTemplate.render`.
+        """
+        template = self.template
+        if template is None:
+            raise InvalidRequest("this model has no chat template", param="messages", code="no_chat_template")
+
+        def render() -> list[int]:
+            text = template.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message, options=options,
+            )  # fmt: skip
+            return self.tokenizer.encode_chat(text)
+
+        return await self._in_thread(render)
+
+    async def stream(
+        self, prompt: str | Sequence[int] | Ints, options: GenerateOptions
+    ) -> AsyncGenerator[Chunk, None]:
+        """Generate ``options.n`` sequences; their chunks in order of arrival. Closing it early aborts them.
+
+        Raises before the first chunk what is wrong with the request (InvalidRequest), or why nobody takes it
+        (Overloaded, Unavailable). Later misfortune of a sequence is the ``finish`` of its last chunk.
+        """
+        ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        requests = self._requests(ids, options)
+        tail = requests[0].prompt[-16:].tolist()
+        texts = {r.rid: SequenceText(i, self.tokenizer, tail, options) for i, r in enumerate(requests)}
+        outputs = self.client.submit(*requests)
+        refusable = True
+        try:
+            async for output in outputs:
+                finish = output.finish
+                if refusable and finish is not None and finish.kind == "error" and finish.status != 500:
+                    raise error_of(finish)
+                refusable = False
+                yield texts[output.rid].take(output)
+        finally:
+            await outputs.aclose()
+
+    async def collect(self, prompt: str | Sequence[int] | Ints, options: GenerateOptions) -> list[Generation]:
+        """As :meth:`generate`, but a sequence that ended badly is returned with what it had."""
+        chunks: dict[int, list[Chunk]] = {i: [] for i in range(options.n)}
+        async with aclosing(self.stream(prompt, options)) as stream:
+            async for chunk in stream:
+                chunks[chunk.index].append(chunk)
+        return [_generation(news) for news in chunks.values()]
+
+    async def generate(self, prompt: str | Sequence[int] | Ints, options: GenerateOptions) -> list[Generation]:
+        """All ``options.n`` sequences, finished.
+
+        Raises as :meth:`stream` does, and the matching error when a sequence did not end by itself.
+        """
+        generations = await self.collect(prompt, options)
+        for generation in generations:
+            if generation.finish.kind not in ("stop", "length"):
+                raise error_of(generation.finish)
+        return generations
+
+    def _requests(self, ids: Sequence[int] | Ints, options: GenerateOptions) -> list[Request]:
+        hello = self.hello
+        if not 1 <= options.n <= hello.limits.n:
+            raise InvalidRequest(f"n must be in [1, {hello.limits.n}], not {options.n}", param="n")
+        prompt = _prompt_bytes(ids, hello.model.vocab_size)
+        name = secrets.token_hex(16) if options.rid is None else options.rid
+        seed = options.params.seed
+        requests = []
+        for i in range(options.n):
+            params = options.params
+            if seed is not None and i:
+                params = msgspec.structs.replace(params, seed=(seed + i + INT64) % (2 * INT64) - INT64)
+            requests.append(
+                Request(
+                    rid=name if options.n == 1 else f"{name}-{i}",
+                    ids=prompt,
+                    params=params,
+                    namespace=options.namespace,
+                    priority=options.priority,
+                    timeout=options.timeout,
+                )
+            )
+        # They differ in nothing but their seed and their id, of which the last is the longest.
+        validate_request(requests[0], hello.limits, hello.model.vocab_size, hello.model.context_length)
+        if len(requests[-1].rid) > hello.limits.rid_chars:
+            raise InvalidRequest(f"the request id must have 1 to {hello.limits.rid_chars} characters", param="rid")
+        return requests
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _prompt_bytes(ids: Sequence[int] | Ints, vocab_size: int) -> bytes:
+    """``ids`` as little-endian int32. Raises InvalidRequest for what does not fit, before it could wrap around."""
+    try:
+        array = np.asarray(ids)
+    except (ValueError, OverflowError):
+        array = np.empty(0, np.object_)
+    if array.size == 0 and len(ids) == 0:
+        raise InvalidRequest("the prompt is empty", param="prompt")
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= vocab_size:
+        raise InvalidRequest(
+            f"the prompt holds out-of-vocabulary ids; ids must be integers in [0, {vocab_size})", param="input_ids"
+        )
+    return array.astype("<i4").tobytes()
+
+
+def _generation(chunks: list[Chunk]) -> Generation:
+    """What the chunks of one finished sequence add up to."""
+    last = chunks[-1]
+    if last.finish is None:
+        raise EngineError("the engine ended a stream without saying how")
+    return Generation(
+        index=last.index,
+        text="".join(chunk.text for chunk in chunks),
+        tokens=[token for chunk in chunks for token in chunk.tokens],
+        n_prompt=last.n_prompt,
+        n_cached=last.n_cached,
+        finish=last.finish,
+        logprobs=_concatenated([chunk.logprobs for chunk in chunks]),
+        prompt_logprobs=_concatenated([chunk.prompt_logprobs for chunk in chunks]),
+    )
+
+
+def _concatenated(parts: list[list[Logprob] | None]) -> list[Logprob] | None:
+    given = [part for part in parts if part is not None]
+    return [entry for part in given for entry in part] if given else None

@@ -1,0 +1,134 @@
+"""The composition root: the only file that knows both columns."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bough.base.config import Config, ModelConfig
+from bough.base.errors import ConfigError
+from bough.base.messages import PROTOCOL, Hello, ModelInfo
+from bough.base.params import SamplingParams
+from bough.device.attention.paged import PagedAttention
+from bough.device.layers.context import LayerContext
+from bough.device.ops.registry import resolve_ops
+from bough.device.platform.cpu import CpuPlatform
+from bough.device.quant.dense import dense_linear
+from bough.engine.executor import LocalExecutor
+from bough.engine.resolve import resolve
+from bough.engine.text import load_text
+from bough.kv.manager import KVManager
+from bough.scheduler.loop import Scheduler
+from bough.text.detokenizer import IncrementalDetokenizer
+from bough.text.stop import StopMatcher
+from bough.text.tokenizer import Tokenizer
+from bough.weights.fetch import resolve as fetch
+from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
+from bough.worker.build import WorkerSizes, build_worker
+
+DEFAULT_CONTEXT = 4096
+"""Context length of a model whose config does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCore:
+    """A built engine, to be driven by :class:`bough.engine.driver.Driver`."""
+
+    hello: Hello
+    scheduler: Scheduler
+    tokenizer_source: TokenizerSource
+    executor: LocalExecutor
+
+    def close(self) -> None:
+        """Stop the device."""
+        self.executor.shutdown()
+
+
+def build(config: Config) -> EngineCore:
+    """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done."""
+    config = resolve(config)
+    schedule = config.schedule
+    assert schedule.max_running is not None
+    checkpoint = open_checkpoint(fetch(config.model.path, config.model.revision))
+    try:
+        tokenizer, _ = load_text(checkpoint.tokenizer_source)
+        context_length = _context_length(config.model, checkpoint)
+        platform = CpuPlatform(config.device.threads)
+        ops = resolve_ops(config.device.kernels)
+        dtype = _dtype(config.model)
+        built = build_worker(
+            checkpoint.config,
+            LayerContext(checkpoint, ops, dense_linear(ops), PagedAttention(ops), dtype, platform.device),
+            WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running),
+            config.kv,
+            platform.free_memory,
+        )
+    finally:
+        checkpoint.close()
+    model = ModelInfo(
+        name=config.model.served_name or _name(config.model.path, checkpoint.path),
+        path=str(checkpoint.path),
+        architecture=str(checkpoint.config["model_type"]),
+        vocab_size=built.vocab_size,
+        context_length=context_length,
+        eos_ids=_eos_ids(tokenizer, checkpoint),
+        dtype=str(dtype).removeprefix("torch."),
+        n_parameters=built.n_parameters,
+    )
+    kv = KVManager(
+        built.pool_tokens, config.kv.page_size, schedule.max_running, context_length, config.kv.eviction,
+        config.kv.cache,
+    )  # fmt: skip
+    executor = LocalExecutor(built.worker)
+    scheduler = Scheduler(
+        schedule, config.limits, model, kv, executor,
+        clock=time.monotonic,
+        draw=lambda: secrets.randbits(63),
+        stop_matcher=_stop_matcher(tokenizer),
+    )  # fmt: skip
+    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits)
+    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor)
+
+
+def _stop_matcher(tokenizer: Tokenizer) -> Callable[[SamplingParams], StopMatcher]:
+    def make(params: SamplingParams) -> StopMatcher:
+        detokenizer = IncrementalDetokenizer(tokenizer)
+        return StopMatcher(params.stop, params.stop_regex, params.min_tokens, detokenizer)
+
+    return make
+
+
+def _dtype(model: ModelConfig) -> torch.dtype:
+    """bfloat16 unless float32 is asked for: it is what models are trained in and half the bytes to read."""
+    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+
+
+def _context_length(model: ModelConfig, checkpoint: Checkpoint) -> int:
+    """What is asked for, at most what the model was made for."""
+    most: Any = checkpoint.config.get("max_position_embeddings") or DEFAULT_CONTEXT
+    asked = model.context_length or most
+    if not 1 < asked <= most:
+        raise ConfigError(f"context length must be in [2, {most}] for this model, not {asked}", param="context_length")
+    return int(asked)
+
+
+def _eos_ids(tokenizer: Tokenizer, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Ids that end a sequence: the tokenizer's, and those of the generation config (Llama 3 has several)."""
+    named = checkpoint.generation_config.get("eos_token_id", [])
+    more = named if isinstance(named, list) else [named]
+    known = [token for token in more if isinstance(token, int) and 0 <= token < tokenizer.vocab_size]
+    return tuple(dict.fromkeys([*tokenizer.eos_ids, *known]))
+
+
+def _name(asked: str | None, path: Path) -> str:
+    """The hub id or the file's own name."""
+    if asked is not None and not Path(asked).exists():
+        return asked
+    return path.stem.split(".")[0] if path.is_file() else path.name

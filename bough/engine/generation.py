@@ -1,0 +1,75 @@
+"""Text-level nouns of the engine room: what callers ask for and what they are given back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bough.base.messages import Finish, Logprob, Namespace
+from bough.base.params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions:
+    """Everything about one generation that is not its prompt.
+
+    Attributes:
+        params: the sampler's part.
+        n: how many sequences to generate from the prompt; sequence i uses seed + i where a seed is given.
+        include_stop: keep the stop string or regex match that ended the text (a stop token's text too).
+        skip_special_tokens: leave special tokens out of the text.
+        namespace: part of the cache key.
+        priority, timeout: as in :class:`bough.base.messages.Request`.
+        rid: the client's id for the request; sequences get ``rid`` or ``rid-i``.
+    """
+
+    params: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    namespace: Namespace = Namespace()
+    priority: int = 0
+    timeout: float | None = None
+    rid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """News of one sequence.
+
+    ``text`` is the newly stable text: complete UTF-8, and never the beginning of a stop string that may
+    still complete. The texts of a sequence's chunks, concatenated, are its text. Exactly one chunk, the
+    last one, carries ``finish``.
+
+    Attributes:
+        index: which of the n sequences.
+        text: newly stable text.
+        tokens: newly generated ids (their text may come with a later chunk).
+        logprobs: one per token where asked.
+        prompt_logprobs: newly computed ones where asked.
+        n_prompt, n_cached, n_generated: running usage of the sequence.
+        finish: how it ended.
+    """
+
+    index: int
+    text: str
+    tokens: list[int]
+    n_prompt: int
+    n_cached: int
+    n_generated: int
+    finish: Finish | None = None
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """A finished sequence."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    n_prompt: int
+    n_cached: int
+    finish: Finish
+    logprobs: list[Logprob] | None = None
+    prompt_logprobs: list[Logprob] | None = None

@@ -1,0 +1,54 @@
+"""The engine process: ``python -m bough.engine.process``, started by the supervisor."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bough.base import log
+from bough.base.config import Config
+from bough.engine.launch import EXIT_FAILED, Launch
+
+if TYPE_CHECKING:
+    from bough.engine.driver import Core
+
+logger = logging.getLogger("bough.engine")
+
+
+def build_engine(config: Config) -> Core:
+    """The real engine; imported here, because it is slow to import and the parent may die meanwhile."""
+    from bough.engine.build import build
+
+    return build(config)
+
+
+def main(build: Callable[[Config], Core] = build_engine) -> int:
+    """Build an engine and serve it until SIGTERM; the exit code."""
+    launch = Launch.receive()
+    log.configure("engine", launch.config.serve.log_level)
+    from bough.engine.driver import Driver
+    from bough.engine.ipc import RouterPort
+
+    try:
+        core = build(launch.config)
+        driver = Driver(core, RouterPort(Path(launch.run_dir)))
+    except Exception as error:
+        return launch.failed(error)
+    signal.signal(signal.SIGTERM, lambda number, frame: driver.stop())
+    launch.ready()
+    try:
+        driver.run()
+    except Exception as error:
+        logger.error("the engine failed", exc_info=error)
+        return EXIT_FAILED
+    finally:
+        core.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Fills in what the configuration leaves to the machine. Pure: returns a new configuration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bough.base.config import Config
+from bough.base.errors import ConfigError
+
+CPU_MAX_RUNNING = 64
+CPU_STEP_TOKENS = 512
+
+
+def resolve(config: Config) -> Config:
+    """``config`` with the scheduler's defaults for a CPU; raises ConfigError for values that cannot work.
+
+    A step on a CPU is bound by arithmetic from a few hundred tokens on, so a larger budget would only make
+    running streams wait longer for it.
+    """
+    kv, schedule = config.kv, config.schedule
+    if not 1 <= kv.page_size <= 1024:
+        raise ConfigError(f"page size must be in [1, 1024], not {kv.page_size}", param="page_size")
+    if not 0 < kv.memory_share <= 1:
+        raise ConfigError(f"the memory share must be in (0, 1], not {kv.memory_share:g}", param="memory_share")
+    max_running = schedule.max_running or CPU_MAX_RUNNING
+    step_tokens = schedule.step_tokens or max(CPU_STEP_TOKENS, 2 * max_running)
+    if step_tokens < max_running:
+        raise ConfigError(
+            f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
+        )
+    depth = 1 if schedule.depth is None else schedule.depth
+    return replace(config, schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth))

@@ -1,0 +1,64 @@
+"""What the worker needs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bough.device.layers.context import LayerContext
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one token's KV looks like."""
+
+    n_layers: int
+    n_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes over all layers, keys and values."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class Model(Protocol):
+    """One architecture; the file that defines it is named after its ``model_type``.
+
+    Attributes:
+        kv_shape: what it keeps per token.
+        vocab_size: how many ids have a logit.
+    """
+
+    kv_shape: KVShape
+    vocab_size: int
+
+    def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
+        """Read the parameters.
+
+        Args:
+            config: the Hugging Face config.
+            context: parameters, ops, linear method, attention.
+            n_ids: ids that the tokenizer knows; larger ones get no logits.
+            n_positions: positions that may occur.
+
+        Raises ConfigError for a config or a checkpoint that this architecture cannot serve.
+        """
+        ...
+
+    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+        """``tokens`` [T] int32 -> last hidden states [T, D], normalised.
+
+        Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer), as the attention backend was planned.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, vocab_size]."""
+        ...

@@ -1,0 +1,9 @@
+"""Architectures that can be served, by the ``model_type`` of their config."""
+
+from __future__ import annotations
+
+from bough.base.registry import Registry
+from bough.models.base import Model
+
+MODELS: Registry[type[Model]] = Registry("model type")
+MODELS.add("llama", "bough.models.llama:Llama")

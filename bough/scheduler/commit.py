@@ -1,0 +1,152 @@
+"""Commit: applies a StepResult to the rows, finishes requests and writes the news for their readers."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from bough.base.messages import Finish, Logprob, Output
+from bough.base.plan import Bools, Ints, PositionLogprobs, StepResult
+from bough.scheduler.finish import stop_reason
+from bough.scheduler.planner import Flight, Planner
+from bough.scheduler.req import Req, Status
+from bough.scheduler.rows import Rows
+
+log = logging.getLogger(__name__)
+
+
+class Committer:
+    """The only place where a running request gains tokens or ends."""
+
+    def __init__(self, rows: Rows, planner: Planner, eos_ids: tuple[int, ...]) -> None:
+        self._rows = rows
+        self._planner = planner
+        self._eos_ids = eos_ids
+        self.generated_tokens = 0
+        self.finished = 0
+
+    def commit(self, flight: Flight, result: StepResult) -> list[Output]:
+        """Apply ``result``; returns the news of the step, in plan order.
+
+        A row whose request ended while the step was in flight discards what the step sampled for it.
+        """
+        rows, plan = self._rows, flight.plan
+        r = plan.rows
+        rows.in_flight[r] -= 1
+        rows.computed[r] = plan.start + plan.n_new
+        rows.ahead[r] -= plan.sample
+        live = rows.live[r]
+        for i in result.failed:
+            live[i] = False
+        sampled = live & (result.counts > 0)
+        tokens = np.zeros(len(r), dtype=np.int32)
+        tokens[result.counts > 0] = result.tokens
+        look = self._append(r[sampled], tokens[sampled])
+        outputs = self._outputs(flight, result, sampled, tokens, look)
+        for i, reason in result.failed.items():
+            req = flight.reqs[i]
+            if req.status is Status.RUNNING:
+                outputs.append(_terminal(req, Finish("error", message=reason, status=500)))
+                self._close(req)
+        failed = {int(r[i]) for i in result.failed}
+        for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
+            self._vacate(row, valid=row not in failed)
+        return outputs
+
+    def _append(self, r: Ints, tokens: Ints) -> Bools:
+        """Append one id to each row of ``r``; returns by row which ones need a closer look."""
+        rows = self._rows
+        rows.ids[r, rows.n_ids[r]] = tokens
+        rows.n_ids[r] += 1
+        self.generated_tokens += len(r)
+        n = rows.n_ids[r]
+        stopped = (rows.stop_ids[r] == tokens[:, None]).any(axis=1)
+        look = np.zeros(len(rows.live), dtype=np.bool_)
+        look[r] = rows.slow[r] | (n >= rows.limit[r]) | stopped
+        return look
+
+    def _outputs(
+        self, flight: Flight, result: StepResult, sampled: Bools, tokens: Ints, look: Bools
+    ) -> list[Output]:
+        rows, r = self._rows, flight.plan.rows
+        outputs: list[Output] = []
+        where = np.flatnonzero(sampled)
+        closer = look[r[where]].tolist()
+        for i, token, close_look in zip(where.tolist(), tokens[where].tolist(), closer, strict=True):
+            req = flight.reqs[i]
+            finish: Finish | None = None
+            logprobs: list[Logprob] | None = None
+            if close_look:
+                finish = self._judge(req, token, int(rows.n_ids[r[i]]))
+                if i in result.logprobs:
+                    logprobs = [_wire(p) for p in result.logprobs[i]]
+            outputs.append(Output(
+                req.request.rid, req.n_sent, [token], req.n_prompt, req.cached_len, finish, logprobs,
+                self._prompt_logprobs(req, result, i) if result.prompt_logprobs else None,
+            ))
+            req.n_sent += 1
+            if finish is not None:
+                self._close(req)
+        if len(outputs) < len(r):
+            self._silent(flight, result, sampled, outputs)
+        return outputs
+
+    def _silent(self, flight: Flight, result: StepResult, sampled: Bools, outputs: list[Output]) -> None:
+        """Rows that sampled nothing: chunks of prompts, and requests that wanted prompt logprobs alone."""
+        rows = self._rows
+        for i in np.flatnonzero(~sampled & rows.live[flight.plan.rows]).tolist():
+            if i in result.failed:
+                continue
+            req, row = flight.reqs[i], int(flight.plan.rows[i])
+            done = rows.computed[row] == rows.n_ids[row] >= rows.limit[row]
+            prompt_logprobs = self._prompt_logprobs(req, result, i)
+            if done or prompt_logprobs:
+                finish = Finish("length") if done else None
+                outputs.append(Output(
+                    req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish, None, prompt_logprobs
+                ))
+                if done:
+                    self._close(req)
+
+    def _judge(self, req: Req, token: int, n_ids: int) -> Finish | None:
+        try:
+            return stop_reason(req, token, n_ids, self._eos_ids)
+        except Exception as error:
+            log.exception("a stop rule of one request failed")
+            return Finish("error", message=f"a stop rule failed: {type(error).__name__}", status=500)
+
+    def _prompt_logprobs(self, req: Req, result: StepResult, i: int) -> list[Logprob] | None:
+        positions = result.prompt_logprobs.get(i)
+        if not positions:
+            return None
+        # The first token of a prompt has no logprob: the entries are those of positions from 1 on.
+        req.logprob_from = max(req.logprob_from, 1) + len(positions)
+        return [_wire(p) for p in positions]
+
+    def end(self, req: Req, finish: Finish) -> Output:
+        """End a running request now; its row goes as soon as no step in flight contains it."""
+        row = req.row
+        self._close(req)
+        if self._rows.in_flight[row] == 0:
+            self._vacate(row, valid=True)
+        return _terminal(req, finish)
+
+    def _close(self, req: Req) -> None:
+        req.status = Status.FINISHED
+        self._rows.live[req.row] = False
+        self.finished += 1
+
+    def _vacate(self, row: int, valid: bool) -> None:
+        # The last id is left out even where an overlapped step has computed its KV, so that what the cache
+        # holds does not depend on the depth.
+        rows = self._rows
+        self._planner.vacate(row, min(int(rows.computed[row]), int(rows.n_ids[row]) - 1) if valid else 0)
+
+
+def _terminal(req: Req, finish: Finish) -> Output:
+    return Output(req.request.rid, req.n_sent, [], req.n_prompt, max(req.cached_len, 0), finish)
+
+
+def _wire(p: PositionLogprobs) -> Logprob:
+    return Logprob(p.token, p.logprob, p.rank, p.top, p.asked)

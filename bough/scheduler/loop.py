@@ -1,0 +1,342 @@
+"""The scheduler: one loop, read top to bottom in :meth:`Scheduler.step`."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bough.base.config import ScheduleConfig
+from bough.base.errors import BoughError, InvalidRequest, Overloaded
+from bough.base.limits import Limits
+from bough.base.messages import (
+    Abort,
+    Control,
+    ControlReply,
+    Finish,
+    FromEngine,
+    ModelInfo,
+    Output,
+    Outputs,
+    Request,
+    Stats,
+    ToEngine,
+)
+from bough.base.params import SamplingParams
+from bough.base.plan import Executor, Pending
+from bough.base.validate import validate_request
+from bough.kv.manager import KVManager
+from bough.scheduler.commit import Committer
+from bough.scheduler.gates import Gate, GateSet
+from bough.scheduler.planner import Flight, Planner
+from bough.scheduler.policy import POLICIES
+from bough.scheduler.queue import WaitQueue
+from bough.scheduler.req import Req, Status, initial_logprob_from
+from bough.scheduler.rows import Rows
+from bough.text.stop import StopMatcher
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""A request that took part in this many failed forwards ends with an error even if none was proven its fault."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Durations of the steps since they were last read, in seconds, and the tokens they computed."""
+
+    step: list[float]
+    device: list[float]
+    tokens: list[int]
+
+
+class Scheduler:
+    """Owns every request from arrival to its terminal event.
+
+    It has no clock, no randomness and no device of its own: ``clock`` (monotonic seconds), ``draw`` (63-bit
+    integers) and ``executor`` are handed in, so the same object serves, is simulated and is tested.
+
+    Args:
+        config: policy, depth and budgets; ``max_running``, ``step_tokens`` and ``depth`` are resolved.
+        limits: bounds on requests and on the queue.
+        model: vocabulary, context length and end-of-sequence ids.
+        stop_matcher: builds the matcher of a request's stop strings; raises InvalidRequest for a bad pattern.
+        gates: asynchronous preconditions of admission.
+    """
+
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        limits: Limits,
+        model: ModelInfo,
+        kv: KVManager,
+        executor: Executor[Any],
+        clock: Callable[[], float],
+        draw: Callable[[], int],
+        stop_matcher: Callable[[SamplingParams], StopMatcher],
+        gates: tuple[Gate, ...] = (),
+    ) -> None:
+        assert config.max_running is not None and config.step_tokens is not None and config.depth is not None
+        assert config.step_tokens >= config.max_running
+        self._limits = limits
+        self._model = model
+        self._kv = kv
+        self._executor = executor
+        self._clock = clock
+        self._draw = draw
+        self._stop_matcher = stop_matcher
+        self._depth = config.depth
+        self._rows = Rows(config.max_running, model.context_length)
+        policy = POLICIES.get(config.policy)(kv.waiting, draw)
+        self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
+        self._gates = GateSet(gates)
+        self._planner = Planner(kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock)
+        self._committer = Committer(self._rows, self._planner, model.eos_ids)
+        self._in_flight: deque[tuple[Flight, Pending]] = deque()
+        self._reqs: dict[str, Req] = {}
+        self._deadlines: list[tuple[float, int, str]] = []
+        self._arrivals = 0
+        self._steps = self._aborted = self._rejected = self._ended_early = 0
+        self._timings = Timings([], [], [])
+        self._news: list[Output] = []
+        self.outbox: list[FromEngine] = []
+        """Messages for the API side, in order; the driver takes them."""
+
+    # -- the loop --------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One turn: plan, launch, and commit what is done. Blocks only on the device."""
+        began = self._clock()
+        self._expire(began)
+        self._open_gates()
+        flight = self._planner.next(settled=not self._in_flight)
+        if flight is not None:
+            forward = self._executor.forward(flight.plan)  # launched, not awaited
+            self._in_flight.append((flight, self._executor.sample(forward)))
+        while len(self._in_flight) > self._depth or (flight is None and self._in_flight):
+            self._commit(*self._in_flight.popleft())
+        self._send()
+        self._timings.step.append(self._clock() - began)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return not self._reqs and not self._in_flight
+
+    def _commit(self, flight: Flight, pending: Pending) -> None:
+        try:
+            result = pending.result()
+        except Exception:
+            log.exception("step %d failed", flight.plan.step)
+            self._recover(flight)
+            return
+        self._steps += 1
+        self._timings.device.append(result.seconds)
+        self._timings.tokens.append(len(flight.plan.tokens))
+        self._news += self._committer.commit(flight, result)
+        self._forget(flight)
+
+    def _forget(self, flight: Flight) -> None:
+        for req in flight.reqs:
+            # The client may have used the id again since its request was aborted in flight.
+            if req.status is Status.FINISHED and self._reqs.get(req.request.rid) is req:
+                del self._reqs[req.request.rid]
+
+    # -- messages --------------------------------------------------------------------------------------
+
+    def receive(self, message: ToEngine) -> None:
+        """Take one message. Never raises for what a client sent; the answer goes to the outbox."""
+        match message:
+            case Request():
+                try:
+                    self._arrive(message)
+                except BoughError as error:
+                    self._refuse(message, error)
+                except Exception as error:
+                    log.exception("a request could not be taken in")
+                    self._refuse(message, BoughError(f"the engine could not take the request: {type(error).__name__}"))
+            case Abort():
+                for rid in message.rids:
+                    if (req := self._reqs.get(rid)) is not None:
+                        self._end(req, Finish("abort", message="the request was aborted"))
+                        self._aborted += 1
+            case Control():
+                self._control(message)
+        self._send()
+
+    def _arrive(self, request: Request) -> None:
+        if request.rid in self._reqs:
+            raise InvalidRequest(f"a request with id {request.rid!r} is already in flight", param="rid")
+        if len(self._queue) + len(self._gates) >= self._limits.queue_requests or (
+            self._queue.tokens + len(request.ids) // 4 > self._limits.queue_tokens
+        ):
+            raise Overloaded("the queue is full", retry_after=1.0)
+        validate_request(request, self._limits, self._model.vocab_size, self._model.context_length)
+        params = request.params
+        now = self._clock()
+        self._arrivals += 1
+        req = Req(
+            request=request,
+            order=self._arrivals,
+            arrival=now,
+            deadline=now + request.timeout if request.timeout is not None else float("inf"),
+            seed=params.seed if params.seed is not None else self._draw(),
+            limit=self._limit(request),
+            stop=self._stop_matcher(params) if params.stop or params.stop_regex else None,
+            ids=request.prompt,
+            logprob_from=initial_logprob_from(request),
+        )
+        if self._gates.hold(req):
+            req.status = Status.GATED
+        else:
+            self._queue.push(req)
+        self._reqs[request.rid] = req
+        if request.timeout is not None:
+            heapq.heappush(self._deadlines, (req.deadline, req.order, request.rid))
+
+    def _limit(self, request: Request) -> int:
+        """Most ids the request may have; refuses what could not run even alone."""
+        n_prompt, asked = len(request.ids) // 4, request.params.max_tokens
+        most = min(self._model.context_length, self._kv.capacity)
+        if n_prompt + (1 if asked is None else asked) > most:
+            raise InvalidRequest(
+                f"the request needs {n_prompt} + {asked or 1} tokens of KV, more than the pool's {most}",
+                param="max_tokens",
+            )
+        return most if asked is None else n_prompt + asked
+
+    def _refuse(self, request: Request, error: BoughError) -> None:
+        self._rejected += 1
+        finish = Finish("error", message=str(error), status=error.status)
+        self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
+
+    def _control(self, message: Control) -> None:
+        match message.op:
+            case "flush_cache":
+                freed = self._kv.flush()
+                self.outbox.append(ControlReply(message.id, True, f"{freed} tokens were dropped from the cache"))
+            case "abort_all":
+                for req in list(self._reqs.values()):
+                    self._end(req, Finish("abort", message="all requests were aborted"))
+                    self._aborted += 1
+                self.outbox.append(ControlReply(message.id, True))
+
+    def _send(self) -> None:
+        if self._news:
+            self.outbox.append(Outputs(self._news))
+            self._news = []
+
+    # -- ends other than by commit -------------------------------------------------------------------------
+
+    def _end(self, req: Req, finish: Finish) -> None:
+        """End ``req`` in whatever state it is; its one terminal event."""
+        if req.status is Status.RUNNING:
+            self._news.append(self._committer.end(req, finish))
+        elif req.status is not Status.FINISHED:
+            if req.status is Status.GATED:
+                self._gates.cancel(req)
+            elif req in self._planner.suspects:
+                self._planner.suspects.remove(req)
+            else:
+                self._queue.remove(req)
+            req.status = Status.FINISHED
+            self._ended_early += 1
+            self._news.append(Output(req.request.rid, req.n_sent, [], req.n_prompt, max(req.cached_len, 0), finish))
+        self._reqs.pop(req.request.rid, None)
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            deadline, order, rid = heapq.heappop(self._deadlines)
+            req = self._reqs.get(rid)
+            if req is not None and req.order == order:
+                self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
+
+    def _open_gates(self) -> None:
+        ready, failed = self._gates.poll()
+        for req in ready:
+            req.status = Status.WAITING
+            self._queue.push(req)
+        for req, error in failed:
+            status = error.status if isinstance(error, BoughError) else 500
+            self._end(req, Finish("error", message=str(error), status=status))
+
+    def _recover(self, flight: Flight) -> None:
+        """A shared forward failed: nothing that it or a later plan in flight wrote can be trusted.
+
+        Every request of these plans gives its row back, youngest first, so that whoever reads cells that
+        were never written leaves before the one who should have written them. Then each runs its next step
+        alone: the one that fails alone is ended, the others go on with the same tokens as if nothing happened.
+        """
+        affected = {req.order: req for req in flight.reqs if req.row >= 0}
+        alone = len(affected) == 1
+        while self._in_flight:
+            later, pending = self._in_flight.popleft()
+            affected |= {req.order: req for req in later.reqs if req.row >= 0}
+            try:
+                pending.result()
+            except Exception as error:
+                log.warning("step %d, launched behind the failed one, failed too: %s", later.plan.step, error)
+        rows = self._rows
+        by_row = {req.row: req for req in affected.values()}
+        suspects: list[Req] = []
+        for row in reversed([row for row in rows.running.tolist() if row in by_row]):
+            req = by_row[row]
+            rows.in_flight[row] = 0
+            self._planner.discard(row, int(rows.computed[row]))
+            if req.status is Status.FINISHED:
+                continue
+            req.failures += 1
+            if req.failures >= MAX_FAILURES or (alone and req in flight.reqs):
+                req.status = Status.FINISHED
+                self._ended_early += 1
+                self._reqs.pop(req.request.rid, None)
+                finish = Finish("error", message="the engine failed while computing this request", status=500)
+                self._news.append(Output(req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish))
+            else:
+                req.status = Status.WAITING
+                suspects.append(req)
+        self._planner.suspects.extendleft(suspects)
+
+    # -- what can be seen ------------------------------------------------------------------------------
+
+    def stats(self) -> Stats:
+        """Counters and gauges; the timings are those since the previous call."""
+        usage, planner, timings = self._kv.usage(), self._planner, self._timings
+        self._timings = Timings([], [], [])
+        return Stats(
+            steps=self._steps,
+            waiting=len(self._queue) + len(self._gates) + len(planner.suspects),
+            running=len(self._rows),
+            pool_tokens=usage.total,
+            free_tokens=usage.free,
+            tree_tokens=usage.tree,
+            locked_tokens=usage.locked,
+            prompt_tokens=planner.prompt_tokens,
+            cached_tokens=planner.cached_tokens,
+            computed_tokens=planner.computed_tokens,
+            generated_tokens=self._committer.generated_tokens,
+            evicted_tokens=usage.evicted,
+            retracted=planner.retracted,
+            finished=self._committer.finished + self._ended_early,
+            aborted=self._aborted,
+            rejected=self._rejected,
+            bad_messages=0,
+            step_seconds=timings.step,
+            device_seconds=timings.device,
+            step_tokens=timings.tokens,
+        )
+
+    def check(self) -> None:
+        """Assert the invariants of the KV pool and of the rows; cheap enough for idle moments."""
+        self._kv.check()
+        rows = self._rows
+        for row in rows.running.tolist():
+            req = rows.req(row)
+            assert req.row == row and (req.status is Status.RUNNING or rows.in_flight[row] > 0)
+            assert rows.computed[row] <= rows.planned[row] <= rows.n_ids[row] + rows.ahead[row]
+        if self.idle:
+            assert not len(rows) and not len(self._queue) and not len(self._gates)
+

@@ -1,0 +1,321 @@
+"""The planner: turns what runs and what waits into the next StepPlan, under a token budget."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bough.base.plan import LAST, Ints, RowInit, StepPlan
+from bough.kv.manager import KVManager
+from bough.scheduler.queue import WaitQueue
+from bough.scheduler.req import EMPTY, NO_ROW, Req, Status
+from bough.scheduler.rows import Rows
+
+MAX_RETRACTIONS = 3
+"""A request that lost its row this often keeps the next one, so that everybody gets through."""
+
+HEADROOM_START, HEADROOM_FLOOR, HEADROOM_DECAY, HEADROOM_RAISE = 0.4, 0.05, 0.995, 0.2
+"""Share of the tokens that running requests may still generate for which an admission leaves room.
+Most requests end early, so it decays while all goes well and rises when a retraction shows it was too low."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan that was handed to the device, with the requests of its rows in plan order."""
+
+    plan: StepPlan
+    reqs: list[Req]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Columns of a plan under construction, one entry per group of rows."""
+
+    rows: list[Ints] = field(default_factory=list)
+    start: list[Ints] = field(default_factory=list)
+    n_new: list[Ints] = field(default_factory=list)
+    tokens: list[Ints] = field(default_factory=list)
+    out_loc: list[Ints] = field(default_factory=list)
+    admitted: list[RowInit] = field(default_factory=list)
+
+    def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
+        self.rows.append(rows)
+        self.start.append(start)
+        self.n_new.append(n_new)
+        self.tokens.append(tokens)
+        self.out_loc.append(out_loc)
+
+
+class OutOfCells(Exception):
+    """A running row needs KV cells that are not to be had; somebody has to give some back."""
+
+
+class Planner:
+    """Plans one step at a time. There are no phases: every row catches up with its known tokens."""
+
+    def __init__(
+        self,
+        kv: KVManager,
+        rows: Rows,
+        queue: WaitQueue,
+        step_tokens: int,
+        eos_ids: tuple[int, ...],
+        clock: Callable[[], float],
+    ) -> None:
+        self._kv = kv
+        self._rows = rows
+        self._queue = queue
+        self._step_tokens = step_tokens
+        self._eos_ids = eos_ids
+        self._clock = clock
+        self._headroom = HEADROOM_START
+        self._step = 0
+        self._released: list[int] = []
+        self._preempt = False
+        self.suspects: deque[Req] = deque()
+        """Requests of a forward that failed: each runs its next step alone, which shows who is to blame."""
+        self.retracted = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.computed_tokens = 0
+
+    def next(self, settled: bool) -> Flight | None:
+        """The next plan, or None when there is nothing to do or steps in flight must be committed first.
+
+        Rows are taken away from requests only when ``settled``, that is when nothing is in flight: then the
+        host knows every sampled token, and a retracted request resumes exactly where it was.
+        """
+        if not settled and (self.suspects or self._preempt):
+            return None
+        if self.suspects:
+            return self._next_suspect()
+        if self._preempt:
+            self._make_room()
+        while True:
+            parts = _Parts()
+            try:
+                budget = self._plan_running(parts)
+                break
+            except OutOfCells:
+                if not settled:
+                    return None
+                self.retract(self._victim())
+        self._admit(parts, budget)
+        self._headroom = max(HEADROOM_FLOOR, self._headroom * HEADROOM_DECAY)
+        return self._finish(parts)
+
+    def retract(self, row: int) -> None:
+        """Take ``row`` away: its request waits again, and its KV stays in the tree as evictable."""
+        rows, req = self._rows, self._rows.req(row)
+        computed = int(rows.computed[row])
+        self.vacate(row, computed)
+        req.status = Status.WAITING
+        req.retractions += 1
+        self.retracted += 1
+        self._headroom = min(1.0, self._headroom + HEADROOM_RAISE)
+        self._queue.push(req)
+
+    def vacate(self, row: int, upto: int) -> None:
+        """End the tenure of ``row``; the KV of its first ``upto`` tokens goes into the tree."""
+        self._kv.release(row, self._rows.ids[row, :upto], upto)
+        self._rows.leave(row)
+        self._released.append(row)
+
+    def discard(self, row: int, valid: int) -> None:
+        """End the tenure of ``row`` after a failed forward; only its first ``valid`` tokens have KV."""
+        self._kv.discard(row, valid)
+        self._rows.leave(row)
+        self._released.append(row)
+
+    # -- rows that run ---------------------------------------------------------------------------------
+
+    def _plan_running(self, parts: _Parts) -> int:
+        """Plan what the running rows still have to compute; returns the budget that is left."""
+        rows = self._rows
+        running = rows.running
+        if not len(running):
+            return self._step_tokens
+        known = rows.n_ids[running] + rows.ahead[running]
+        todo = known - rows.planned[running]
+        # A row whose last allowed token is being sampled right now only waits for its commit.
+        more = rows.live[running] & (todo > 0) & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
+        budget = self._step_tokens
+        single = running[more & (todo == 1)][:budget]
+        if len(single):
+            out_loc = self._kv.grow_rows(single)
+            if out_loc is None:
+                raise OutOfCells
+            start = rows.planned[single]
+            tokens = np.where(start < rows.n_ids[single], rows.ids[single, start], np.int32(LAST))
+            parts.add(single, start, np.ones_like(start), tokens, out_loc)
+            budget -= len(single)
+        extended: list[tuple[int, int]] = []
+        for row in running[more & (todo > 1)].tolist():
+            if budget == 0:
+                break
+            n = min(int(rows.n_ids[row] - rows.planned[row]), budget)
+            extended.append((row, self._extend(parts, row, n)))
+            budget -= n
+        for row, upto in extended:
+            self._kv.publish(row, rows.ids[row, :upto], upto)
+        return budget
+
+    def _extend(self, parts: _Parts, row: int, n: int) -> int:
+        """Plan the next ``n`` known ids of ``row``; returns how many of its ids are planned then."""
+        rows = self._rows
+        start = int(rows.planned[row])
+        out_loc = self._kv.grow(row, n)
+        if out_loc is None:
+            self._undo(parts)
+            raise OutOfCells
+        ids = rows.ids[row]
+        parts.add(
+            np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32),
+            ids[start : start + n].copy(), out_loc,
+        )
+        return start + n
+
+    def _undo(self, parts: _Parts) -> None:
+        """Give back the cells of a plan that will not be made."""
+        for group, start in zip(parts.rows, parts.start, strict=True):
+            for row, length in zip(group.tolist(), start.tolist(), strict=True):
+                self._kv.truncate(row, length)
+
+    def _victim(self) -> int:
+        """The row to retract: lowest priority first, then the youngest; the oldest row is never taken,
+        and a request that was retracted too often only when there is nobody else."""
+        candidates = [
+            (req.retractions >= MAX_RETRACTIONS, req.request.priority, -age, row)
+            for age, row in enumerate(self._rows.running.tolist())
+            for req in [self._rows.req(row)]
+        ]
+        _, _, _, row = min(candidates[1:])
+        return row
+
+    # -- rows that enter -------------------------------------------------------------------------------
+
+    def _admit(self, parts: _Parts, budget: int) -> None:
+        """Admit waiting requests in the queue's order while budget, rows and cells last.
+
+        The head is never passed over for lack of memory, so a large request cannot be starved by small ones.
+        """
+        while budget > 0 and (req := self._queue.head(self._clock())) is not None:
+            n = self._try_admit(parts, req, budget)
+            if not n:
+                # Rows of this plan cannot be taken back any more: the next step starts by making room.
+                self._preempt = self._preempted_by(req) is not None
+                return
+            budget -= n
+
+    def _make_room(self) -> None:
+        """Retract one row in favour of the head of the queue, under a preemptive policy."""
+        self._preempt = False
+        head = self._queue.head(self._clock())
+        victim = None if head is None else self._preempted_by(head)
+        if victim is not None:
+            self.retract(victim)
+
+    def _preempted_by(self, req: Req) -> int | None:
+        """The running row that has to make room for ``req`` under a preemptive policy."""
+        if not self._queue.preemptive or not len(self._rows):
+            return None
+        candidates = [
+            (other.request.priority, -age, row)
+            for age, row in enumerate(self._rows.running.tolist())
+            for other in [self._rows.req(row)]
+            if other.retractions < MAX_RETRACTIONS and other.status is Status.RUNNING
+        ]
+        lowest, _, row = min(candidates, default=(req.request.priority, 0, NO_ROW))
+        return row if lowest < req.request.priority else None
+
+    def _try_admit(self, parts: _Parts, req: Req, budget: int) -> int:
+        """Admit ``req`` with at most ``budget`` tokens; returns how many it computes, 0 if it has to wait."""
+        kv, rows = self._kv, self._rows
+        reserved = self._reserved(req) if len(rows) else 0
+        if kv.available < len(req.ids) - self._queue.length(req) + reserved:
+            return 0  # not even if everything it matches stayed evictable
+        admission = kv.admit(req.request.namespace, req.ids, req.match_limit)
+        if admission is None:
+            return 0
+        row, cached_len = admission.row, admission.cached_len
+        todo = len(req.ids) - cached_len
+        n = min(todo, budget)
+        out_loc = kv.grow(row, n) if kv.available >= todo + reserved else None
+        if out_loc is None:
+            kv.release(row, req.ids, 0)
+            return 0
+        self._queue.take(req)
+        if not req.started:
+            req.cached_len = cached_len
+            self.prompt_tokens += req.n_prompt
+            self.cached_tokens += cached_len
+        req.status = Status.RUNNING
+        rows.enter(row, req, cached_len, self._eos_ids)
+        params = req.request.params
+        parts.admitted.append(RowInit(
+            row=row,
+            prefix_locs=kv.row_locs(row, 0, cached_len),
+            ids=req.ids,
+            n_prompt=req.n_prompt,
+            params=params,
+            seed=req.seed,
+            eos_ids=() if params.ignore_eos else self._eos_ids,
+            logprob_from=req.logprob_from,
+        ))
+        parts.add(
+            np.array([row], np.int32), np.array([cached_len], np.int32), np.array([n], np.int32),
+            req.ids[cached_len : cached_len + n], out_loc,
+        )
+        kv.publish(row, req.ids, cached_len + n)
+        return n
+
+    def _reserved(self, req: Req) -> int:
+        """Cells to leave for rows that run: the rest of their prompts, and a share of what they may generate."""
+        rows, running = self._rows, self._rows.running
+        known = rows.n_ids[running] + rows.ahead[running]
+        prompts = int((known - rows.planned[running]).sum())
+        generation = int((rows.limit[running] - known).sum()) + req.limit - len(req.ids)
+        return prompts + int(self._headroom * generation) + len(running) * (self._kv.page_size - 1)
+
+    def _next_suspect(self) -> Flight | None:
+        """One suspect alone in a plan. It waits in no queue, and nobody else runs beside it."""
+        parts = _Parts()
+        req = self.suspects[0]
+        while True:
+            self._queue.push(req)
+            n = self._try_admit(parts, req, self._step_tokens)
+            if n:
+                break
+            self._queue.remove(req)
+            self.retract(self._victim() if len(self._rows) > 1 else int(self._rows.running[0]))
+        self.suspects.popleft()
+        return self._finish(parts)
+
+    # -- the plan --------------------------------------------------------------------------------------
+
+    def _finish(self, parts: _Parts) -> Flight | None:
+        """Write the plan and move the rows' planned lengths."""
+        if not parts.rows:
+            return None
+        rows = self._rows
+        r, start, n_new = np.concatenate(parts.rows), np.concatenate(parts.start), np.concatenate(parts.n_new)
+        end = start + n_new
+        known = rows.n_ids[r] + rows.ahead[r]
+        sample = (end == known) & (known < rows.limit[r])
+        rows.planned[r] = end
+        rows.ahead[r] += sample
+        rows.in_flight[r] += 1
+        self._step += 1
+        self.computed_tokens += int(n_new.sum())
+        plan = StepPlan(
+            step=self._step,
+            released=np.array(self._released, dtype=np.int32) if self._released else EMPTY,
+            admitted=tuple(parts.admitted),
+            rows=r, start=start, n_new=n_new,
+            tokens=np.concatenate(parts.tokens), out_loc=np.concatenate(parts.out_loc), sample=sample,
+        )
+        self._released = []
+        return Flight(plan, rows.owners(r.tolist()))

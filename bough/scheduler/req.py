@@ -1,0 +1,96 @@
+"""Req: the scheduler's state of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from bough.base.messages import Request
+from bough.base.plan import Ints
+from bough.text.stop import StopMatcher
+
+NO_ROW = -1
+
+
+class Status(Enum):
+    """Where a Req is. ``GATED -> WAITING <-> RUNNING -> FINISHED``; every state can finish."""
+
+    GATED = "gated"
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Req:
+    """One sequence from arrival to its terminal event.
+
+    While it runs, its ids and lengths live in :class:`bough.scheduler.rows.Rows` under ``row``; ``ids`` is
+    then stale and is refreshed when the row is taken away (retraction).
+
+    Attributes:
+        request: the immutable wire object.
+        order: arrival number, the deterministic tie-break everywhere.
+        arrival: clock reading at arrival, seconds.
+        deadline: clock reading at which it times out; infinity without a timeout.
+        seed: seed of its draws.
+        limit: most ids it may ever have, prompt included.
+        stop: matcher of stop strings and patterns, None when there are none.
+        ids: all known ids while it does not run.
+        status, row: see :class:`Status`.
+        cached_len: tokens taken from the cache at its first admission; -1 before.
+        n_sent: generated tokens already put into an output.
+        logprob_from: next prompt position whose logprob is to be reported.
+        retractions: how often its row was taken away.
+        failures: failed forwards it took part in.
+    """
+
+    request: Request
+    order: int
+    arrival: float
+    deadline: float
+    seed: int
+    limit: int
+    stop: StopMatcher | None
+    ids: Ints
+    logprob_from: int
+    status: Status = Status.WAITING
+    row: int = NO_ROW
+    cached_len: int = -1
+    n_sent: int = 0
+    retractions: int = 0
+    failures: int = 0
+
+    @property
+    def n_prompt(self) -> int:
+        return len(self.request.ids) // 4
+
+    @property
+    def started(self) -> bool:
+        """It has run before, so others may already be waiting for its tokens."""
+        return self.cached_len >= 0
+
+    @property
+    def match_limit(self) -> int:
+        """Most tokens that may come from the cache.
+
+        The last known token is always computed, because its logits are needed; so is everything from the
+        position before the first prompt logprob that is still wanted.
+        """
+        limit = len(self.ids) - 1
+        if self.logprob_from < self.n_prompt:
+            limit = min(limit, max(self.logprob_from - 1, 0))
+        return limit
+
+
+def initial_logprob_from(request: Request) -> int:
+    """First prompt position whose logprob is wanted; the prompt's length when none is."""
+    n_prompt = len(request.ids) // 4
+    if request.params.prompt_logprobs is None:
+        return n_prompt
+    return min(request.params.logprob_start, n_prompt)
+
+
+EMPTY: Ints = np.empty(0, dtype=np.int32)

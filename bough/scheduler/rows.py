@@ -1,0 +1,115 @@
+"""Per-row arrays of the running sequences, so that a step touches hundreds of rows in a few numpy calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from bough.base.plan import Bools, Ints
+from bough.scheduler.req import EMPTY, NO_ROW, Req
+
+STOP_WIDTH = 8
+"""Stop ids per row that are compared in one vectorised pass; rows with more take the slow path."""
+
+
+class Rows:
+    """What runs, by row. All arrays have ``n_rows`` entries; R stands for the running rows.
+
+    For one row::
+
+        ids       0 ........................ n_ids | ahead: sampled on the device, not yet seen here
+        KV        0 ..... computed ..... planned   <= n_ids + ahead
+                  present ^  in flight ^
+
+    Attributes:
+        ids: [n_rows, max_len] int32, known ids.
+        n_ids: number of them.
+        ahead: tokens that steps in flight will add.
+        computed: tokens whose KV is present, as far as the host knows.
+        planned: the same once the steps in flight are done.
+        limit: most ids the sequence may have.
+        n_prompt: length of its prompt.
+        min_ids: below this number of ids no stop rule applies.
+        stop_ids: [n_rows, STOP_WIDTH] int32, padded with -1.
+        slow: the row needs a look in Python at every token (stop strings, logprobs, many stop ids).
+        in_flight: number of launched steps that contain the row.
+        live: the row's request has not ended; a row that is neither live nor in flight is released.
+        reqs: the request that owns each row.
+    """
+
+    def __init__(self, n_rows: int, max_len: int) -> None:
+        self.ids: Ints = np.zeros((n_rows, max_len), dtype=np.int32)
+        self.n_ids: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.ahead: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.computed: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.planned: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.limit: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.n_prompt: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.min_ids: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.stop_ids: Ints = np.full((n_rows, STOP_WIDTH), -1, dtype=np.int32)
+        self.slow: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.in_flight: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.live: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.reqs: list[Req | None] = [None] * n_rows
+        self._order: dict[int, None] = {}
+        self._rows: Ints | None = EMPTY
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @property
+    def running(self) -> Ints:
+        """[R] rows in order of admission, oldest first."""
+        if self._rows is None:
+            self._rows = np.fromiter(self._order, dtype=np.int32, count=len(self._order))
+        return self._rows
+
+    def owners(self, rows: Iterable[int]) -> list[Req]:
+        """The requests of ``rows``, which must all be owned."""
+        return [self.req(row) for row in rows]
+
+    def req(self, row: int) -> Req:
+        req = self.reqs[row]
+        assert req is not None
+        return req
+
+    def enter(self, row: int, req: Req, cached_len: int, eos_ids: tuple[int, ...]) -> None:
+        """Give ``row`` to ``req``, whose first ``cached_len`` tokens have their KV in the cache."""
+        params = req.request.params
+        n = len(req.ids)
+        self.ids[row, :n] = req.ids
+        self.n_ids[row] = n
+        self.ahead[row] = self.in_flight[row] = 0
+        self.computed[row] = self.planned[row] = cached_len
+        self.limit[row] = req.limit
+        self.n_prompt[row] = req.n_prompt
+        self.min_ids[row] = req.n_prompt + params.min_tokens
+        stops = stop_set(req, eos_ids)
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : min(len(stops), STOP_WIDTH)] = stops[:STOP_WIDTH]
+        self.slow[row] = (
+            req.stop is not None or params.logprobs is not None or bool(params.logprob_token_ids)
+            or len(stops) > STOP_WIDTH
+        )
+        self.live[row] = True
+        self.reqs[row] = req
+        self._order[row] = None
+        self._rows = None
+        req.row = row
+
+    def leave(self, row: int) -> None:
+        """Take ``row`` away from its request, whose ``ids`` are brought up to date."""
+        req = self.req(row)
+        req.ids = self.ids[row, : self.n_ids[row]].copy()
+        req.row = NO_ROW
+        self.reqs[row] = None
+        self.live[row] = False
+        del self._order[row]
+        self._rows = None
+
+
+def stop_set(req: Req, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Token ids that end ``req``."""
+    params = req.request.params
+    return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)

@@ -1,0 +1,1 @@
+"""The HTTP side: OpenAI-compatible and native endpoints over :class:`bough.engine.async_engine.AsyncEngine`."""

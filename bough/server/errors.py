@@ -1,0 +1,105 @@
+"""One shape for every error that leaves over HTTP, and the errors that only the HTTP edge can raise.
+
+The body nests ``error`` as OpenAI's clients unwrap it and repeats the same fields at the top level, where
+clients of other servers look for them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from bough.base.errors import BoughError, InvalidRequest
+from bough.base.messages import Finish
+from bough.engine.text import error_of
+
+encode_json = msgspec.json.Encoder().encode
+
+
+class TooLarge(InvalidRequest):
+    """The body is larger than ``limits.body_bytes`` (HTTP 413)."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class UnsupportedMedia(InvalidRequest):
+    """The body is compressed or not JSON (HTTP 415)."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class BodyTimeout(InvalidRequest):
+    """The body did not arrive in time (HTTP 408)."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class HeadersTooLarge(InvalidRequest):
+    """The head of the request is over ``limits.header_bytes`` or ``limits.header_count`` (HTTP 431)."""
+
+    status = 431
+    code = "headers_too_large"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, with another method (HTTP 405)."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class ModelNotFound(BoughError):
+    """The request names a model that is not served (HTTP 404)."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class Aborted(BoughError):
+    """The request was aborted by an operator while it ran (HTTP 499)."""
+
+    status = 499
+    type = "aborted_error"
+    code = "aborted"
+
+
+def finish_error(finish: Finish) -> BoughError:
+    """The end of a sequence that is neither ``stop`` nor ``length``, as an error."""
+    if finish.kind == "abort":
+        return Aborted(finish.message or "the request was aborted")
+    return error_of(finish)
+
+
+def error_fields(error: BoughError) -> dict[str, object]:
+    """The JSON object of ``error``: nested for OpenAI's clients, flat for the others."""
+    nested = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return {
+        "error": nested,
+        "object": "error",
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code if error.code is not None else error.status,
+    }
+
+
+def error_body(error: BoughError) -> bytes:
+    return encode_json(error_fields(error))
+
+
+def error_event(error: BoughError) -> bytes:
+    """``error`` as a server-sent event, for streams that have begun."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+def retry_headers(error: BoughError) -> list[tuple[bytes, bytes]]:
+    """``Retry-After`` (whole seconds, at least 1) for the statuses that clients retry."""
+    if error.status not in (429, 503):
+        return []
+    seconds = getattr(error, "retry_after", 1.0)
+    return [(b"retry-after", str(max(1, math.ceil(seconds))).encode())]

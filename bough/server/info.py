@@ -1,0 +1,165 @@
+"""Endpoints that describe the server and its model, and those that operate it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from bough import __version__
+from bough.base.errors import InvalidRequest, Unavailable
+from bough.server.chat import render
+from bough.server.errors import ModelNotFound, encode_json
+from bough.server.options import check_ids
+from bough.server.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
+from bough.server.service import Service
+from bough.server.work import Call
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def as_json(value: Any, status: int = 200) -> Response:
+    return Response(encode_json(value), status, media_type="application/json")
+
+
+class Info:
+    """Handlers without a body. Readiness and health are answered from memory alone."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def health(self, request: Request) -> Response:
+        """200 whenever this process answers at all."""
+        return as_json({"status": "alive"})
+
+    async def readyz(self, request: Request) -> Response:
+        """200 when a request could be served now: the engine makes progress and nothing is shutting down."""
+        problems = self.service.problems()
+        if problems:
+            headers = {"retry-after": "1"}
+            body = encode_json({"status": "unready", "problems": problems})
+            return Response(body, 503, headers, media_type="application/json")
+        return as_json({"status": "ready", "problems": []})
+
+    async def models(self, request: Request) -> Response:
+        return as_json({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        if name != self.service.model_name:
+            raise ModelNotFound(f"the model {name[:256]!r} does not exist", param="model")
+        return as_json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        service, model = self.service, self.service.hello.model
+        return {
+            "id": service.model_name, "object": "model", "created": service.created, "owned_by": "bough",
+            "root": model.path, "parent": None, "max_model_len": model.context_length,
+        }
+
+    async def model_info(self, request: Request) -> Response:
+        model = self.service.hello.model
+        return as_json({
+            "model_path": model.path, "tokenizer_path": model.path, "served_model_name": self.service.model_name,
+            "is_generation": True, "preferred_sampling_params": None, "weight_version": "default",
+            "has_image_understanding": False, "has_audio_understanding": False,
+            "model_type": model.architecture, "architectures": [model.architecture],
+            "vocab_size": model.vocab_size, "context_length": model.context_length, "dtype": model.dtype,
+            "n_parameters": model.n_parameters,
+        })
+
+    async def server_info(self, request: Request) -> Response:
+        """Version, configuration, limits, model, and the engine's last heartbeat."""
+        service = self.service
+        engine = service.engine
+        hello = engine.client.hello if engine is not None else None
+        stats = engine.client.stats if engine is not None else None
+        config = msgspec.to_builtins(service.config)
+        limits = config.pop("limits")
+        return as_json({
+            "version": __version__,
+            "status": "ready" if not service.problems() else "unready",
+            "problems": service.problems(),
+            "uptime_seconds": time.monotonic() - service.started,
+            "requests_in_flight": service.in_flight,
+            "config": config,
+            "limits": limits,
+            "model": None if hello is None else msgspec.to_builtins(hello.model),
+            "max_total_num_tokens": None if hello is None else hello.pool_tokens,
+            "page_size": None if hello is None else hello.page_size,
+            "stats": None if stats is None else msgspec.to_builtins(stats),
+        })
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.service.metrics.render(), media_type=PROMETHEUS)
+
+    async def flush_cache(self, request: Request) -> Response:
+        """Empty the cache; 400 while sequences run."""
+        if self.service.engine is None:
+            raise Unavailable("the model is still loading", retry_after=2.0)
+        reply = await self.service.engine.client.control("flush_cache")
+        if not reply.ok:
+            raise InvalidRequest(reply.message or "the cache cannot be flushed now", code="cache_in_use")
+        return Response("Cache flushed.\n", media_type="text/plain")
+
+
+async def tokenize(call: Call, body: TokenizeRequest) -> bytes:
+    """Ids of a prompt, of several, or of messages; in the fields that clients of SGLang and vLLM read."""
+    service, engine = call.service, call.engine
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("either prompt or messages is needed, and not both", param="prompt")
+    tokens: list[int] | list[list[int]]
+    if body.messages is not None:
+        tokens = await render(engine, service, body)
+    elif isinstance(body.prompt, list):
+        if len(body.prompt) > service.limits.batch_prompts:
+            raise InvalidRequest(f"at most {service.limits.batch_prompts} prompts are allowed", param="prompt")
+        tokens = [await engine.tokenize(p, body.add_special_tokens is not False) for p in body.prompt]
+    else:
+        tokens = await engine.tokenize(body.prompt or "", body.add_special_tokens is not False)
+    answer: dict[str, Any] = {
+        "tokens": tokens,
+        "count": [len(t) if isinstance(t, list) else 1 for t in tokens] if isinstance(body.prompt, list)
+        else len(tokens),
+        "max_model_len": service.hello.model.context_length,
+    }
+    if body.return_token_strs:
+        answer["token_strs"] = [
+            engine.tokenizer.token_text(t) if isinstance(t, int) else [engine.tokenizer.token_text(i) for i in t]
+            for t in tokens
+        ]
+    return encode_json(answer)
+
+
+async def detokenize(call: Call, body: DetokenizeRequest) -> bytes:
+    """The text of ids, or of each of several lists of ids."""
+    service, engine = call.service, call.engine
+    service.check_model(body.model)
+    vocab_size = service.hello.model.vocab_size
+    flat = [t for t in body.tokens if isinstance(t, int)]
+    lists = [t for t in body.tokens if isinstance(t, list)]
+    if flat and lists:
+        raise InvalidRequest("tokens must be a list of ids or a list of such lists", param="tokens")
+    for ids in (flat, *lists):
+        check_ids(ids, vocab_size, "tokens")
+    skip = body.skip_special_tokens is not False
+    text: str | list[str] = (
+        [engine.tokenizer.decode(ids, skip_special=skip) for ids in lists] if lists
+        else engine.tokenizer.decode(flat, skip_special=skip)
+    )
+    return encode_json({"text": text, "prompt": text})
+
+
+async def abort_request(call: Call, body: AbortRequest) -> bytes:
+    """Stop one request with all its sequences, or all requests; unknown ids are ignored."""
+    if body.abort_all:
+        return encode_json({"aborted": call.service.abort_all()})
+    if not body.rid:
+        raise InvalidRequest("rid or abort_all is needed", param="rid")
+    return encode_json({"aborted": call.service.abort(body.rid)})

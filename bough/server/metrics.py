@@ -1,0 +1,135 @@
+"""Prometheus metrics: what this process measures, and the engine's counters as its heartbeats report them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from bough.base.messages import Stats
+from bough.engine.generation import Chunk
+
+if TYPE_CHECKING:
+    from bough.server.service import Service
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_STEPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+_STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+_COUNTERS = (
+    ("steps", "Steps of the engine"),
+    ("prompt_tokens", "Prompt tokens of admitted requests"),
+    ("cached_tokens", "Prompt tokens that came from the cache"),
+    ("computed_tokens", "Tokens computed by forwards"),
+    ("generated_tokens", "Generated tokens"),
+    ("evicted_tokens", "Tokens evicted from the cache"),
+    ("retracted", "Running sequences sent back to the queue"),
+    ("finished", "Finished sequences"),
+    ("aborted", "Aborted sequences"),
+    ("rejected", "Sequences that the engine refused"),
+    ("bad_messages", "Messages that could not be decoded"),
+)
+_GAUGES = (
+    ("waiting", "queue_length", "Sequences that wait"),
+    ("running", "running", "Sequences that run"),
+    ("pool_tokens", "kv_pool_tokens", "Size of the KV pool in tokens"),
+    ("free_tokens", "kv_free_tokens", "Free tokens of the KV pool"),
+    ("tree_tokens", "kv_tree_tokens", "Cached tokens in the tree"),
+    ("locked_tokens", "kv_locked_tokens", "Tokens that running sequences hold"),
+)
+
+
+class Metrics:
+    """All metrics of one service, in a registry of its own."""
+
+    def __init__(self, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        make = self.registry
+        self.ttft = Histogram("bough_time_to_first_token_seconds", "From request to first token", registry=make,
+                              buckets=_LATENCY)
+        self.gap = Histogram("bough_inter_token_latency_seconds", "Between the tokens of one sequence", registry=make,
+                             buckets=_GAPS)
+        self.e2e = Histogram("bough_request_duration_seconds", "From request to last token", registry=make,
+                             buckets=_LATENCY)
+        self.step = Histogram("bough_step_seconds", "Host and device time of one step", registry=make, buckets=_STEPS)
+        self.device = Histogram("bough_device_seconds", "Device time of one step", registry=make, buckets=_STEPS)
+        self.step_tokens = Histogram("bough_step_tokens", "Tokens computed by one step", registry=make,
+                                     buckets=_STEP_TOKENS)
+        self.rejected = Counter("bough_overloaded", "Requests refused by this process because of overload",
+                                registry=make)
+        self.disconnected = Counter("bough_disconnected", "Requests whose client went away", registry=make)
+        self.responses = Counter("bough_http_responses", "Responses by path and status", ("path", "status"),
+                                 registry=make)
+        self._seen: Stats | None = None
+        self.registry.register(_EngineCollector(service))
+
+    def render(self) -> bytes:
+        """The Prometheus text format."""
+        return generate_latest(self.registry)
+
+    def observe_stats(self, stats: Stats) -> None:
+        """Take the step times of a heartbeat, once."""
+        if stats is self._seen:
+            return
+        self._seen = stats
+        for histogram, values in (
+            (self.step, stats.step_seconds), (self.device, stats.device_seconds), (self.step_tokens, stats.step_tokens),
+        ):
+            for value in values:
+                histogram.observe(value)
+
+    async def timed(self, chunks: AsyncGenerator[Chunk, None], started: float) -> AsyncGenerator[Chunk, None]:
+        """``chunks`` unchanged, their times observed; closing it closes them.
+
+        ``started`` is in the clock of ``time.perf_counter``.
+        """
+        last: dict[int, float] = {}
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                now = time.perf_counter()
+                if chunk.tokens:
+                    before = last.get(chunk.index)
+                    if before is None:
+                        self.ttft.observe(now - started)
+                    else:
+                        self.gap.observe((now - before) / len(chunk.tokens))
+                    last[chunk.index] = now
+                if chunk.finish is not None:
+                    self.e2e.observe(now - started)
+                yield chunk
+
+
+class _EngineCollector(Collector):
+    """The last heartbeat as metrics."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        service = self._service
+        yield GaugeMetricFamily("bough_ready", "Whether /readyz answers 200", value=float(not service.problems()))
+        yield GaugeMetricFamily("bough_requests_in_flight", "HTTP requests that do work", value=service.in_flight)
+        stats = service.engine.client.stats if service.engine is not None else None
+        if stats is not None:
+            yield from _engine_metrics(stats)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def _engine_metrics(stats: Stats) -> Iterator[Metric]:
+    for field, help in _COUNTERS:
+        yield CounterMetricFamily(f"bough_{field}", help, value=getattr(stats, field))
+    for field, name, help in _GAUGES:
+        yield GaugeMetricFamily(f"bough_{name}", help, value=getattr(stats, field))
+    used = 1 - stats.free_tokens / stats.pool_tokens if stats.pool_tokens else 0.0
+    yield GaugeMetricFamily("bough_kv_used_share", "Share of the KV pool that is not free", value=used)
+    hits = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
+    yield GaugeMetricFamily("bough_cache_hit_rate", "Cached share of all prompt tokens so far", value=hits)

@@ -1,0 +1,257 @@
+"""Request bodies, as clients of OpenAI, SGLang and vLLM send them.
+
+Unknown fields are ignored. Every field of :class:`Unsupported` asks for something that would change the
+answer and that this version cannot do: setting one is refused, never ignored. ``None`` always means the
+default; the defaults of sampling are OpenAI's (temperature 1, top_p 1, no top_k), not the model folder's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from bough.base.errors import InvalidRequest
+
+T = TypeVar("T")
+
+Tokens = list[int]
+Prompt = str | list[int | str | list[int]]
+"""One prompt as text or ids, or several."""
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Unsupported(msgspec.Struct, kw_only=True):
+    """Fields that are refused unless they are absent, null, false or empty."""
+
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    json_schema: Any = None
+    structural_tag: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    custom_params: Any = None
+    logits_processors: Any = None
+    watermark: Any = None
+    watermarking: Any = None
+    thinking_token_budget: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    repetition_detection: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_token_offsets: Any = None
+    kv_transfer_params: Any = None
+    ec_transfer_params: Any = None
+    bootstrap_host: Any = None
+    bootstrap_room: Any = None
+
+
+class Sampling(Unsupported, kw_only=True):
+    """What /v1/completions and /v1/chat/completions have in common."""
+
+    model: str | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: Tokens | None = None
+    no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    logprob_token_ids: Tokens | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    timeout: float | None = None
+    priority: int | None = None
+    rid: str | list[str] | None = None
+    request_id: str | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    echo: bool | None = None
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: Any = None
+    prompt_embeds: Any = None
+    add_special_tokens: bool | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    functions: Any = None
+    function_call: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    documents: Any = None
+    chat_template: Any = None
+    input_ids: Any = None
+
+
+class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``sampling_params`` of /generate, under SGLang's names; an unknown name is an error."""
+
+    max_new_tokens: int | None | msgspec.UnsetType = msgspec.UNSET
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: Tokens | None = None
+    stop_regex: str | list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    logit_bias: dict[int, float] | None = None
+    sampling_seed: int | None = None
+    seed: int | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    stream_interval: int | None = None
+    regex: Any = None
+    json_schema: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    custom_params: Any = None
+    beam_width: Any = None
+
+
+class GenerateRequest(msgspec.Struct, kw_only=True):
+    """POST /generate. A list in the place of a value gives one value per prompt."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: NativeSampling | list[NativeSampling] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    token_ids_logprob: list[int | list[int]] | None = None
+    return_text_in_logprobs: bool | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    extra_key: str | list[str] | None = None
+    cache_salt: str | list[str] | None = None
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    lora_path: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    watermark: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    bootstrap_host: Any = None
+    bootstrap_room: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: ``prompt`` (one text or several) or ``messages``."""
+
+    model: str | None = None
+    prompt: str | list[str] | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize."""
+
+    tokens: list[int | list[int]]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class AbortRequest(msgspec.Struct, kw_only=True):
+    """POST /abort_request."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+
+
+class Empty(msgspec.Struct):
+    """A body that does not matter."""
+
+
+UNSUPPORTED = tuple(Unsupported.__struct_fields__)
+UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
+UNSUPPORTED_CHAT = (
+    *UNSUPPORTED, "audio", "functions", "function_call", "web_search_options", "moderation", "documents",
+    "chat_template", "input_ids", "echo",
+)
+UNSUPPORTED_NATIVE_SAMPLING = ("regex", "json_schema", "ebnf", "structural_tag", "custom_params", "beam_width")
+UNSUPPORTED_NATIVE = (
+    "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
+    "custom_logit_processor", "watermark", "return_hidden_states", "return_routed_experts", "bootstrap_host",
+    "bootstrap_room",
+)
+
+
+def refuse_unsupported(body: object, names: tuple[str, ...]) -> None:
+    """Raises InvalidRequest naming the first of ``names`` that is set; ``{"type": "text"}`` asks for nothing."""
+    for name in names:
+        value = getattr(body, name)
+        if value and value != {"type": "text"}:
+            raise InvalidRequest(f"{name} is not supported yet by this version", param=name)
+
+
+def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    """Not strict, because clients send 16.0 for 16; booleans and text for structures remain errors."""
+    return msgspec.json.Decoder(kind, strict=False)

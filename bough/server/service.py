@@ -1,0 +1,227 @@
+"""What all endpoints share: the engine, the requests in flight, readiness, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from bough.base.config import Config
+from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from bough.base.limits import Limits
+from bough.base.messages import Hello
+from bough.engine.async_engine import AsyncEngine
+from bough.server.errors import ModelNotFound
+from bough.server.metrics import Metrics
+
+logger = logging.getLogger("bough.server")
+
+HEARTBEAT_SECONDS = 5.0
+"""Age of the last heartbeat from which on an idle engine counts as stuck; a busy one may be within a long step."""
+
+TICK_SECONDS = 0.25
+"""How often progress and stalled clients are looked at."""
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One HTTP request that does work: its sequences in the engine and the connection it answers on.
+
+    ``blocked_since`` is set while a write waits for a client that does not read.
+    """
+
+    request_id: str
+    abort_connection: Callable[[], None] | None = None
+    rids: list[str] = field(default_factory=list)
+    blocked_since: float | None = None
+
+
+class Service:
+    """State of the HTTP side of one process. Belongs to one event loop."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(self)
+        self.engine: AsyncEngine | None = None
+        self.failure: str | None = None
+        self.draining = False
+        self.created = int(time.time())
+        self.started = time.monotonic()
+        self._flights: dict[Flight, None] = {}
+        self._rids: dict[str, Flight] = {}
+        self._sequences = 0
+        self._steps = -1
+        self._attached_at = 0.0
+        self._progress_at = time.monotonic()
+
+    @property
+    def limits(self) -> Limits:
+        return self.config.limits
+
+    def attach(self, engine: AsyncEngine) -> None:
+        """The engine is ready: serve with it."""
+        self.engine = engine
+        self._attached_at = self._progress_at = time.monotonic()
+
+    # Access for endpoints
+
+    def ready_engine(self) -> AsyncEngine:
+        """The engine, for new work. Raises Unavailable while it loads, drains or is away."""
+        if self.draining:
+            raise Unavailable("the server is shutting down", retry_after=2.0)
+        if self.failure is not None:
+            raise Unavailable(f"the engine could not be started: {self.failure}", retry_after=10.0)
+        if self.engine is None:
+            raise Unavailable("the model is still loading", retry_after=2.0)
+        if not self.engine.client.alive:
+            raise Unavailable("the engine is restarting", retry_after=2.0)
+        return self.engine
+
+    @property
+    def hello(self) -> Hello:
+        """Facts about engine and model. Raises Unavailable before they are known."""
+        hello = self.engine.client.hello if self.engine is not None else None
+        if hello is None:
+            raise Unavailable("the model is still loading", retry_after=2.0)
+        return hello
+
+    @property
+    def model_name(self) -> str:
+        return self.config.model.served_name or self.hello.model.name
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ModelNotFound unless ``name`` is absent, the served model, or ``default``."""
+        if name is None or name in (self.model_name, "default", ""):
+            return
+        raise ModelNotFound(f"the model {name[:256]!r} does not exist; this server serves {self.model_name!r}",
+                            param="model")
+
+    # Requests in flight
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    @property
+    def sequences(self) -> int:
+        return self._sequences
+
+    @contextlib.contextmanager
+    def flight(self, request_id: str, abort_connection: Callable[[], None] | None) -> Iterator[Flight]:
+        """Account for one request from its first byte of work to its last."""
+        flight = Flight(request_id, abort_connection)
+        self._flights[flight] = None
+        try:
+            yield flight
+        finally:
+            del self._flights[flight]
+            self._sequences -= len(flight.rids)
+            for rid in flight.rids:
+                self._rids.pop(rid, None)
+
+    def admit(self, flight: Flight, rids: list[str]) -> None:
+        """Take the sequences ``rids`` on behalf of ``flight``.
+
+        Raises Overloaded when too many are in flight, InvalidRequest for an id that is in flight or too long.
+        """
+        if self._sequences + len(rids) > self.limits.queue_requests:
+            self.metrics.rejected.inc()
+            raise Overloaded(f"{self._sequences} sequences are in flight; this request would add {len(rids)}")
+        for rid in rids:
+            if not 0 < len(rid) <= self.limits.rid_chars:
+                raise InvalidRequest(f"rid must have 1 to {self.limits.rid_chars} characters", param="rid")
+            if rid in self._rids:
+                raise InvalidRequest(f"a request with the rid {rid!r} is in flight", param="rid", code="duplicate_rid")
+        if len(set(rids)) != len(rids):
+            raise InvalidRequest("the rids of a batch must differ", param="rid", code="duplicate_rid")
+        flight.rids += rids
+        self._sequences += len(rids)
+        for rid in rids:
+            self._rids[rid] = flight
+
+    def abort(self, rid: str) -> int:
+        """Abort the request ``rid`` with all its sequences; the number of sequences told to stop."""
+        flights = dict.fromkeys(f for r, f in self._rids.items() if r == rid or r.startswith(f"{rid}-"))
+        rids = [r for f in flights for r in f.rids if r == rid or r.startswith(f"{rid}-")]
+        if rids and self.engine is not None:
+            self.engine.client.abort(rids)
+        return len(rids)
+
+    def abort_all(self) -> int:
+        rids = list(self._rids)
+        if rids and self.engine is not None:
+            self.engine.client.abort(rids)
+        return len(rids)
+
+    # Readiness: proof of progress, answered from memory
+
+    def problems(self) -> list[str]:
+        """What stands against serving a request now; empty when ready."""
+        if self.draining:
+            return ["draining: the server is shutting down"]
+        if self.failure is not None:
+            return [f"engine: could not be started: {self.failure}"]
+        if self.engine is None:
+            return ["loading: the model is not loaded yet"]
+        if not self.engine.client.alive:
+            return ["engine: not running"]
+        found = []
+        now, stall_timeout = time.monotonic(), self.config.serve.stall_timeout
+        age = min(self.engine.client.stats_age(), now - self._attached_at)
+        if age > (stall_timeout if self._busy else min(stall_timeout, HEARTBEAT_SECONDS)):
+            found.append(f"heartbeat: the last one of the engine is {age:.1f} s old")
+        if (stalled := now - self._progress_at) > stall_timeout:
+            found.append(f"stall: no step for {stalled:.1f} s with work queued")
+        return found
+
+    @property
+    def _busy(self) -> bool:
+        stats = self.engine.client.stats if self.engine is not None else None
+        return self._sequences > 0 or (stats is not None and stats.waiting + stats.running > 0)
+
+    async def watch(self) -> None:
+        """Follow the engine's progress and drop clients that stopped reading, for as long as the server runs."""
+        while True:
+            self._follow_progress()
+            now = time.monotonic()
+            for flight in list(self._flights):
+                if flight.blocked_since is not None and now - flight.blocked_since > self.limits.stream_stall_seconds:
+                    logger.warning("request %s: the client stopped reading; closing", flight.request_id)
+                    flight.blocked_since = None
+                    if flight.abort_connection is not None:
+                        flight.abort_connection()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _follow_progress(self) -> None:
+        stats = self.engine.client.stats if self.engine is not None else None
+        if stats is not None:
+            self.metrics.observe_stats(stats)
+        steps = -1 if stats is None else stats.steps
+        if steps != self._steps or not self._busy:
+            self._steps = steps
+            self._progress_at = time.monotonic()
+
+    # Shutdown
+
+    async def drain(self, grace: float) -> None:
+        """Refuse new work, give what runs ``grace`` seconds, then end it with an error event."""
+        self.draining = True
+        deadline = time.monotonic() + grace
+        logger.info("draining: %d requests in flight, %.0f s at most", len(self._flights), grace)
+        while self._flights and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        if self._flights:
+            logger.warning("ending %d requests after %.0f s of grace", len(self._flights), grace)
+            self.abort_all()
+            deadline = time.monotonic() + 2.0
+            while self._flights and time.monotonic() < deadline:
+                await asyncio.sleep(0.02)
+
+
+def check_config(config: Config) -> None:
+    """Raises ConfigError for values of the serve section that cannot work."""
+    if config.serve.grace < 0 or config.serve.stall_timeout <= 0:
+        raise ConfigError("serve.grace must not be negative and serve.stall_timeout must be positive")

@@ -1,0 +1,165 @@
+"""The life of one request that does work: read, parse, run, answer or stream, and stop when the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bough.base.errors import BoughError, EngineError, Unavailable
+from bough.engine.async_engine import AsyncEngine
+from bough.server.body import ClientGone, check_headers, decode_body, read_body
+from bough.server.errors import Aborted, error_body, error_event, retry_headers
+from bough.server.service import Flight, Service
+
+T = TypeVar("T")
+logger = logging.getLogger("bough.server")
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a handler knows about its request. ``started`` is in the clock of ``time.perf_counter``."""
+
+    service: Service
+    engine: AsyncEngine
+    flight: Flight
+    request_id: str
+    started: float
+
+
+Answer = bytes | AsyncGenerator[bytes, None]
+"""A complete JSON body, or server-sent events (without the final ``[DONE]``)."""
+
+Handler = Callable[[Call, T], Awaitable[Answer]]
+
+
+class Work(Response, Generic[T]):
+    """Runs ``handler`` on the parsed body and sends what it answers.
+
+    A stream's headers are sent with its first piece, so an error before that has its own HTTP status; a later
+    one is an event of the stream. When the client disconnects, the handler is cancelled, which closes the
+    engine's stream and thereby aborts its sequences.
+    """
+
+    def __init__(self, service: Service, decoder: msgspec.json.Decoder[T], handler: Handler[T]) -> None:
+        self.service = service
+        self.decoder = decoder
+        self.handler = handler
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, request_id = self.service, scope["state"]["request_id"]
+        started = time.perf_counter()
+        exchange = _Exchange(send)
+        abort_connection = scope.get("extensions", {}).get("bough.abort")
+        try:
+            check_headers(scope["headers"], service.limits)
+            with service.flight(request_id, abort_connection) as flight:
+                exchange.flight = flight
+                call = Call(service, service.ready_engine(), flight, request_id, started)
+                body = decode_body(self.decoder, await read_body(receive, service.limits), service.limits)
+                await self._answer(call, body, receive, exchange)
+        except ClientGone:
+            service.metrics.disconnected.inc()
+        except BoughError as error:
+            await exchange.fail(_as_seen(error, service))
+        except Exception:
+            logger.exception("request %s failed", request_id)
+            await exchange.fail(EngineError("the server failed while it handled this request"))
+
+    async def _answer(self, call: Call, body: T, receive: Receive, exchange: _Exchange) -> None:
+        """Run the handler while the connection is watched. Raises ClientGone when it closes first."""
+        main = asyncio.current_task()
+        assert main is not None
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not exchange.finished:
+                gone = True
+                main.cancel()
+
+        watcher = asyncio.create_task(watch())
+        try:
+            answer = await self.handler(call, body)
+            if isinstance(answer, bytes):
+                await exchange.reply(200, answer)
+            else:
+                await exchange.stream(answer)
+        except asyncio.CancelledError:
+            if not gone:
+                raise
+            main.uncancel()
+            raise ClientGone from None
+        finally:
+            watcher.cancel()
+
+
+class _Exchange:
+    """The response side of one request."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._streaming = False
+        self.finished = False
+        self.flight: Flight | None = None
+
+    async def reply(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        head = [(b"content-type", JSON), (b"content-length", str(len(body)).encode()), *(headers or ())]
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
+        self.finished = True
+        await self._write(body, more=False)
+
+    async def stream(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not self._streaming:
+                    self._streaming = True
+                    head = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                    await self._send({"type": "http.response.start", "status": 200, "headers": head})
+                await self._write(piece, more=True)
+        self.finished = True
+        await self._write(DONE, more=False)
+
+    async def fail(self, error: BoughError) -> None:
+        """Answer with ``error``: as the response, or as the last event of a stream that has begun."""
+        if self._streaming:
+            self.finished = True
+            await self._write(error_event(error) + DONE, more=False)
+        elif not self.finished:
+            headers = retry_headers(error)
+            # A body that was refused unread must not be taken for the next request.
+            if error.status in (408, 413, 415, 503):
+                headers.append((b"connection", b"close"))
+            await self.reply(error.status, error_body(error), headers)
+
+    async def _write(self, body: bytes, more: bool) -> None:
+        flight = self.flight
+        if flight is None:
+            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            return
+        flight.blocked_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        flight.blocked_since = None
+
+
+
+def _as_seen(error: BoughError, service: Service) -> BoughError:
+    """``error`` as the client should see it: an end by a shutdown says so."""
+    if isinstance(error, Aborted) and service.draining:
+        return Unavailable("the server shut down before this request was finished")
+    return error

@@ -1,0 +1,128 @@
+"""Reads the tokenizer of a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from bough.base.errors import ConfigError
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A built tokenizer and the facts that it does not hold itself.
+
+    Attributes:
+        tokenizer: ready to encode.
+        eos_ids: ids that end a sequence, the model's main one first.
+        bos_id: id that begins one, or None.
+        unknown_id: id that stands for text outside the vocabulary, or None.
+    """
+
+    tokenizer: tokenizers.Tokenizer
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    unknown_id: int | None
+
+
+def read_folder(folder: Path) -> Vocabulary:
+    """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
+
+    End-of-sequence ids come from generation_config.json, config.json and the tokenizer's ``eos_token``,
+    in this order. Raises ConfigError when tokenizer.json is missing or broken.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; bough needs the model's fast tokenizer")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"{path} is not a valid tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    config = read_json(folder / "tokenizer_config.json")
+    names = {**read_json(folder / "special_tokens_map.json"), **config}
+    _add_missing(tokenizer, names)
+    ids = {name: _id_of(tokenizer, names.get(name)) for name in _NAMED}
+    eos: dict[int, None] = {}
+    for file in ("generation_config.json", "config.json"):
+        eos.update(dict.fromkeys(_ids_in(read_json(folder / file).get("eos_token_id"), folder / file)))
+    if ids["eos_token"] is not None:
+        eos[ids["eos_token"]] = None
+    return Vocabulary(tokenizer, tuple(eos), ids["bos_token"], ids["unk_token"])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or an empty one when there is no such file; ConfigError when it is broken."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} is not a JSON object")
+    return value
+
+
+def _add_missing(tokenizer: tokenizers.Tokenizer, names: Mapping[str, Any]) -> None:
+    """Add the tokens that only the companion files declare, as the model's own tokenizer class would."""
+    known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
+    for content, declared in _declared(names):
+        if content not in known or (declared.special and not known[content]):
+            tokenizer.add_tokens([declared])
+            known[content] = declared.special
+
+
+def _declared(names: Mapping[str, Any]) -> Iterator[tuple[str, AddedToken]]:
+    decoder = names.get("added_tokens_decoder")
+    if isinstance(decoder, dict):
+        for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+            yield (
+                entry["content"],
+                AddedToken(
+                    entry["content"],
+                    single_word=entry.get("single_word", False),
+                    lstrip=entry.get("lstrip", False),
+                    rstrip=entry.get("rstrip", False),
+                    normalized=entry.get("normalized", True),
+                    special=entry.get("special", False),
+                ),
+            )
+    extra = names.get("additional_special_tokens") or names.get("extra_special_tokens") or []
+    values = [names.get(name) for name in _NAMED]
+    values += list(extra.values()) if isinstance(extra, dict) else list(extra)
+    for value in values:
+        if content := _content(value):
+            yield content, AddedToken(content, normalized=False, special=True)
+
+
+def _content(value: object) -> str | None:
+    """The text of a token that may be given as a string or as an object."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _id_of(tokenizer: tokenizers.Tokenizer, value: object) -> int | None:
+    content = _content(value)
+    found: int | None = None if content is None else tokenizer.token_to_id(content)
+    return found
+
+
+def _ids_in(value: object, path: Path) -> list[int]:
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    ids = [item for item in values if isinstance(item, int) and not isinstance(item, bool)]
+    if len(ids) != len(values):
+        raise ConfigError(f"{path}: eos_token_id must be an integer or a list of them")
+    return ids

@@ -1,0 +1,1 @@
+"""Weights: where they come from (fetch), the two file formats, and one view over both (loader)."""

@@ -1,0 +1,164 @@
+"""One view over both weight formats, in Hugging Face's names and conventions.
+
+A checkpoint is opened without reading its tensors; each tensor is read, decoded and converted when it is
+asked for, into memory of its own, so that loading peaks at the weights plus one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bough.base.errors import ConfigError
+from bough.weights.gguf import GgufFile
+from bough.weights.gguf_model import (
+    config_of,
+    describe,
+    generation_config_of,
+    heads_to_restore,
+    restore_rows,
+    tensor_names,
+    tokenizer_of,
+)
+from bough.weights.progress import watched
+from bough.weights.safetensors import open_folder, read_json
+
+#: A folder with tokenizer files, or the ``tokenizer.*`` metadata of a GGUF file as plain data.
+TokenizerSource = Path | dict[str, Any]
+
+
+class Checkpoint(Protocol):
+    """An open model.
+
+    Attributes:
+        path: the file or folder.
+        config: as in ``config.json``; ``rope_theta``, ``rope_scaling`` (None or a dict with ``rope_type``) and
+            ``tie_word_embeddings`` are always present.
+        generation_config: as in ``generation_config.json``, empty if there is none.
+        tokenizer_source: what a tokenizer is built from.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tokenizer_source: TokenizerSource
+
+    def names(self) -> list[str]:
+        """Parameter names, in the order in which they are best read."""
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A new contiguous tensor; ConfigError if there is no such parameter.
+
+        ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
+        """
+
+    def close(self) -> None:
+        """Give the files back; tensors that were read stay valid."""
+
+
+class GgufCheckpoint:
+    """A GGUF file of a supported architecture."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = GgufFile(path)
+        try:
+            self._meta = describe(self._file)
+            self._names = tensor_names(self._file)
+            self.config = config_of(self._file, self._meta)
+            self.generation_config = generation_config_of(self._meta, self.config["vocab_size"])
+            self.tokenizer_source: TokenizerSource = tokenizer_of(self._file)
+        except ConfigError:
+            self._file.close()
+            raise
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if name not in self._names:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        weight = self._file.tensor(self._names[name], dtype or torch.float32)
+        heads = heads_to_restore(self._meta, name)
+        return weight if heads is None else restore_rows(weight, heads)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FolderCheckpoint:
+    """A Hugging Face folder: ``config.json``, safetensors, tokenizer files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        config = read_json(path / "config.json")
+        generation = path / "generation_config.json"
+        self.generation_config = read_json(generation) if generation.is_file() else {}
+        self._files = open_folder(path)
+        self.config = _plain_config(config, "lm_head.weight" in self._files)
+        self.tokenizer_source: TokenizerSource = path
+
+    def names(self) -> list[str]:
+        return list(self._files)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        if name not in self._files:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        return self._files[name].tensor(name, dtype)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
+    """``config`` in one spelling, whichever release of transformers wrote it.
+
+    New files keep theta and scaling together in ``rope_parameters``; old scalings say ``type``.
+    """
+    plain = dict(config)
+    together = plain.pop("rope_parameters", None)
+    scaling = plain.get("rope_scaling")
+    if isinstance(together, dict):
+        scaling = {key: value for key, value in together.items() if key != "rope_theta"}
+        if "rope_theta" in together:
+            plain["rope_theta"] = together["rope_theta"]
+    if isinstance(scaling, dict):
+        scaling = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
+    if not isinstance(scaling, dict) or scaling.get("rope_type", "default") == "default":
+        scaling = None
+    plain["rope_scaling"] = scaling
+    plain.setdefault("rope_theta", 10000.0)
+    plain["tie_word_embeddings"] = plain.get("tie_word_embeddings") is True or not has_head
+    return plain
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a GGUF file, or a folder with safetensors or with one GGUF file.
+
+    Raises ConfigError if it is damaged, of an unsupported kind, or missing.
+    """
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        if any(path.glob("*.safetensors")) or not ggufs:
+            return FolderCheckpoint(path)
+        if len(ggufs) > 1:
+            raise ConfigError(f"{path} has {len(ggufs)} GGUF files; name the one to serve")
+        return GgufCheckpoint(ggufs[0])
+    if path.suffix == ".gguf":
+        return GgufCheckpoint(path)
+    raise ConfigError(f"{path} is neither a model folder nor a .gguf file")
+
+
+def each_tensor(
+    checkpoint: Checkpoint, dtype: torch.dtype | None = None, show: bool | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters, one at a time, with a progress bar on standard error.
+
+    ``show`` None draws the bar only if standard error is a terminal; True and False decide it.
+    """
+    for name in watched(checkpoint.names(), "loading weights", "tensor", show):
+        yield name, checkpoint.tensor(name, dtype)

@@ -1,0 +1,39 @@
+"""Compiles the CPU kernels when the package is installed; everything else is in pyproject.toml.
+
+A failure never fails the installation: the kernels are then built at the first use, or plain torch takes over.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+# By path: importing the package would need what is only about to be installed.
+BUILD = Path(__file__).parent / "bough" / "device" / "ops" / "build.py"
+spec = importlib.util.spec_from_file_location("bough_kernel_build", BUILD)
+assert spec is not None and spec.loader is not None
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+
+
+class BuildKernels(build_ext):
+    """Builds a plain shared library, which is loaded with ctypes and fits every version of Python."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return name.replace(".", "/") + ".so"
+
+    def build_extension(self, extension: Extension) -> None:
+        target = Path(self.get_ext_fullpath(extension.name))
+        try:
+            print(f"bough: kernels for {', '.join(build.compile_library(target))}")
+        except build.BuildError as error:
+            print(f"bough: no compiled kernels: {error}")
+
+
+setup(
+    ext_modules=[Extension("bough.device.ops.kernels", sources=[], optional=True)],
+    cmdclass={"build_ext": BuildKernels},
+)

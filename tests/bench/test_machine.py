@@ -1,0 +1,76 @@
+"""Facts of machines that exist only as files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from bough.bench import machine
+
+CPUINFO = """processor\t: 0
+model name\t: Toy CPU 3000
+physical id\t: 0
+core id\t\t: 0
+flags\t\t: fpu avx2 fma avx512f
+
+processor\t: 1
+model name\t: Toy CPU 3000
+physical id\t: 0
+core id\t\t: 0
+flags\t\t: fpu avx2 fma avx512f
+"""
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_two_threads_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    root = write(tmp_path, {"cpuinfo": CPUINFO, "fs/cgroup/cpu.max": "150000 100000\n"})
+    cpu = machine.cpu(root, root)
+    assert cpu == machine.Cpu("Toy CPU 3000", ("avx2", "fma", "avx512f"), 1, 2, 1.5)
+
+
+def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
+    cpu = machine.cpu(tmp_path, tmp_path)
+    assert cpu.features == () and cpu.quota is None and cpu.threads == len(os.sched_getaffinity(0))
+    assert machine.memory(tmp_path, tmp_path) == machine.Memory(0, 0, None, None)
+
+
+MEMINFO = "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "usable"),
+    [
+        ({}, None, 4 << 30),
+        ({"fs/cgroup/memory.max": "max\n", "fs/cgroup/memory.current": "1\n"}, None, 4 << 30),
+        ({"fs/cgroup/memory.max": f"{3 << 30}\n", "fs/cgroup/memory.current": f"{1 << 30}\n"}, 3 << 30, 2 << 30),
+        (
+            {
+                "fs/cgroup/memory/memory.limit_in_bytes": f"{2 << 30}\n",
+                "fs/cgroup/memory/memory.usage_in_bytes": f"{1 << 30}\n",
+            },
+            2 << 30,
+            1 << 30,
+        ),
+        ({"fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None, 4 << 30),
+    ],
+)
+def test_memory_minds_the_control_group(tmp_path: Path, files: dict[str, str], limit: int | None, usable: int) -> None:
+    root = write(tmp_path, {"meminfo": MEMINFO, **files})
+    memory = machine.memory(root, root)
+    assert memory.limit == limit and memory.usable == usable
+
+
+def test_facts_can_be_written() -> None:
+    facts = json.loads(json.dumps(machine.facts()))
+    assert facts["packages"]["numpy"] and facts["threads"] >= 1

@@ -1,0 +1,49 @@
+"""The doctor looks at this machine, and at ones that are worse off."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bough.bench.machine import Cpu, Memory
+from bough.cli import doctor
+from bough.cli.main import main
+
+
+def test_it_reports_on_this_machine_and_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for name in ("python", "cpu", "features", "memory", "torch", "kernels", "gpu", "default model"):
+        assert name in out
+
+
+def test_json_holds_the_same_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert {f["state"] for f in findings} <= {"ok", "note", "slow", "bad"}
+    assert all(f["advice"] for f in findings if f["state"] != "ok"), "whatever is not fine says what to do"
+    assert len({f["name"] for f in findings}) == len(findings)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "states"),
+    [
+        (Cpu("x", ("avx2", "fma", "avx512f", "avx512_bf16"), 4, 8, None), ["ok", "ok"]),
+        (Cpu("x", ("avx2", "fma", "avx512f"), 4, 8, 8.0), ["ok", "note"]),
+        (Cpu("x", ("avx2", "fma"), 4, 8, 2.5), ["slow", "note"]),
+        (Cpu("x", (), 1, 1, None), ["ok", "slow"]),
+    ],
+)
+def test_weak_processors_are_explained(monkeypatch: pytest.MonkeyPatch, cpu: Cpu, states: list[str]) -> None:
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "x86_64")
+    findings = list(doctor._processor(cpu))
+    assert [f.state for f in findings] == states
+    assert all(bool(f.advice) == (f.state != "ok") for f in findings)
+    if cpu.quota == 2.5:
+        assert "--threads 2" in findings[0].advice
+
+
+def test_little_memory_is_explained() -> None:
+    assert doctor._memory(Memory(8 << 30, 6 << 30, None, None)).state == "ok"
+    assert doctor._memory(Memory(8 << 30, 6 << 30, 2 << 30, 1 << 30)).state == "slow"

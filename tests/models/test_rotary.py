@@ -1,0 +1,99 @@
+"""The rotary table against transformers' own rotary embedding, for every scaling and both spellings."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from bough.base.errors import ConfigError
+from bough.device.layers.rotary import rope_parameters, rotary_table
+
+DIM = 16
+MOST = 128
+
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 2.5},
+    "legacy": {"type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.3},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    "yarn-untruncated": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 16, "beta_slow": 2,
+        "truncate": False,
+    },
+    "yarn-mscale": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7,
+        "mscale_all_dim": 1.3,
+    },
+    "yarn-factor": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.7},
+}  # fmt: skip
+
+
+def hf_config(scaling: dict[str, Any] | None, **extra: Any) -> Any:
+    from transformers import LlamaConfig
+
+    rope = {"rope_theta": 5000.0, **copy.deepcopy(scaling or {})}
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    return LlamaConfig(
+        hidden_size=4 * DIM, num_attention_heads=4, max_position_embeddings=MOST, rope_parameters=rope, **extra
+    )
+
+
+def hf_table(config: Any, n: int) -> torch.Tensor:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(n)[None])
+    return torch.cat((cos[0, :, : DIM // 2], sin[0, :, : DIM // 2]), -1)
+
+
+@pytest.mark.parametrize("name", SCALINGS)
+def test_equals_transformers(name: str) -> None:
+    scaling = SCALINGS[name]
+    expected = hf_table(hf_config(scaling), MOST)
+    old = {"rope_theta": 5000.0, "rope_scaling": scaling, "max_position_embeddings": MOST}
+    new = {"rope_parameters": {"rope_theta": 5000.0, **(scaling or {})}, "max_position_embeddings": MOST}
+    for config in (old, new):
+        torch.testing.assert_close(rotary_table(rope_parameters(config), DIM, MOST), expected, rtol=0, atol=2e-6)
+
+
+def test_dynamic_beyond_the_maximum_equals_transformers_token_by_token() -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = SCALINGS["dynamic"]
+    config = {"rope_theta": 5000.0, "rope_scaling": scaling, "max_position_embeddings": MOST}
+    table = rotary_table(rope_parameters(config), DIM, 2 * MOST)
+    embedding = LlamaRotaryEmbedding(hf_config(scaling))
+    for position in range(MOST - 2, 2 * MOST):
+        cos, sin = embedding(torch.zeros(1), torch.tensor([[position]]))
+        expected = torch.cat((cos[0, 0, : DIM // 2], sin[0, 0, : DIM // 2]))
+        torch.testing.assert_close(table[position], expected, rtol=0, atol=5e-5)
+
+
+def test_a_longer_table_does_not_change_earlier_positions() -> None:
+    for scaling in SCALINGS.values():
+        settings = rope_parameters({"rope_scaling": scaling, "max_position_embeddings": MOST})
+        assert torch.equal(rotary_table(settings, DIM, MOST), rotary_table(settings, DIM, 3 * MOST)[:MOST])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "linear", "factor": "two"}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+        {"partial_rotary_factor": 0.5},
+    ],
+)
+def test_unusable_settings_are_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        rotary_table(rope_parameters({"max_position_embeddings": MOST, **config}), DIM, MOST)

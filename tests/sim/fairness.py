@@ -1,0 +1,148 @@
+"""Who was admitted before whom: the policy's order, the bound on waiting, and the order of eviction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from bough.base.plan import Ints
+from bough.kv.manager import KVManager
+from bough.kv.node import CacheHandle, Match
+from bough.kv.radix import RadixTree
+from bough.scheduler.loop import Scheduler
+from bough.scheduler.queue import OVERDUE_SHARE
+from bough.scheduler.req import Req, Status
+
+from .invariants import nodes, tree_of
+from .pipeline import require
+from .script import Settings
+
+MAX_RETRACTIONS = 12
+
+
+class Fairness:
+    """Watches the queue's admissions, the planner's retractions and the tree's evictions."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVManager, settings: Settings, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._settings = settings
+        self._clock = clock
+        self._passed = 0
+        self._watch_queue()
+        self._watch_planner()
+        tree = tree_of(kv)
+        if tree is not None and settings.eviction == "lru":
+            self._watch_tree(tree)
+
+    # -- admissions
+
+    def _watch_queue(self) -> None:
+        queue = self._scheduler._queue
+        take = queue.take
+
+        def watched(req: Req) -> None:
+            self._admitted(req)
+            take(req)
+
+        queue.take = watched  # type: ignore[method-assign]
+
+    def _admitted(self, req: Req) -> None:
+        queue = self._scheduler._queue
+        if req in self._scheduler._planner.suspects:
+            return
+        waiting = queue.reqs()
+        require(req in waiting, "I13 order", "somebody was admitted who did not wait")
+        oldest = min(waiting, key=lambda other: other.order)
+        if req is oldest:
+            self._passed = 0
+            return
+        if self._clock() - oldest.arrival > self._settings.max_wait:
+            self._passed += 1
+            require(self._passed < OVERDUE_SHARE, "I10 waiting", f"{self._passed} passed over {oldest.request.rid}")
+        key = self._key()
+        if key is not None:
+            best = min(waiting, key=key)
+            require(req is best, "I13 order", f"{req.request.rid} was admitted before {best.request.rid}")
+
+    def _key(self) -> Callable[[Req], tuple[object, ...]] | None:
+        """The policy's order, from scratch; None for those whose order is their own affair."""
+        match self._settings.policy:
+            case "fcfs":
+                return lambda req: (not req.started, req.order)
+            case "priority":
+                return lambda req: (-req.request.priority, not req.started, req.order)
+            case "lpm":
+                match_len = self._kv.match_len
+                return lambda req: (
+                    not req.started, -match_len(req.request.namespace, req.ids, req.match_limit), req.order
+                )
+        return None
+
+    # -- retractions
+
+    def _watch_planner(self) -> None:
+        planner, rows = self._scheduler._planner, self._scheduler._rows
+        retract = planner.retract
+
+        def watched(row: int) -> None:
+            req = rows.req(row)
+            require(req.status is Status.RUNNING, "I9 life", "somebody was retracted who has ended")
+            require(not rows.in_flight[row], "I9 life", "a row in flight was retracted")
+            if not planner.suspects and self._settings.policy != "priority":
+                require(row != int(rows.running[0]), "I10 retraction", "the oldest row was retracted")
+            retract(row)
+            require(req.retractions <= MAX_RETRACTIONS, "I10 retraction", f"{req.retractions} of one request")
+
+        planner.retract = watched  # type: ignore[method-assign]
+
+    # -- evictions
+
+    def _watch_tree(self, tree: RadixTree) -> None:
+        """Least recently used first, by a record of uses that is kept per loc and knows nothing of nodes."""
+        used = np.zeros(self._settings.n_cells, dtype=np.int64)
+        now = 0
+        lock, unlock, evict = tree.lock, tree.unlock, tree.evict
+
+        def touch(locs: Ints) -> None:
+            nonlocal now
+            now += 1
+            used[locs] = now
+
+        def watched_lock(match: Match) -> CacheHandle:
+            handle = lock(match)
+            touch(handle.locs())
+            return handle
+
+        def watched_unlock(handle: CacheHandle) -> None:
+            touch(handle.locs())
+            unlock(handle)
+
+        def watched_evict(n_tokens: int) -> Ints:
+            held = _locked(tree)
+            freed = evict(n_tokens)
+            require(not held & set(freed.tolist()), "I4 locked", "locked tokens were evicted")
+            size = self._settings.page_size
+            wanted = -(-n_tokens // size) * size
+            require(len(freed) >= min(n_tokens, wanted) or not tree.evictable_tokens, "I4 evict", "too little was evicted")
+            left = _leaf_ends(tree)
+            if len(freed) and left:
+                require(int(used[freed].max()) <= int(used[left].min()), "I4 order", "a newer leaf went before an older")
+            return freed
+
+        tree.lock, tree.unlock, tree.evict = watched_lock, watched_unlock, watched_evict  # type: ignore[method-assign]
+
+
+def _locked(tree: RadixTree) -> set[int]:
+    """Locs under a live handle."""
+    return {loc for handle in tree._handles for loc in handle.locs().tolist()}
+
+
+def _leaf_ends(tree: RadixTree) -> Sequence[int]:
+    """The last loc of every unlocked leaf."""
+    return [
+        int(np.frombuffer(node.locs, np.int32)[-1])
+        for node in nodes(tree)
+        if node.parent is not None and not node.children and not node.locks
+    ]

@@ -1,0 +1,99 @@
+"""What a request must be answered, computed from its tokens alone: no cache, no batch, no scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bough.base.messages import Namespace, Request
+from bough.sim.device import logprob, mix, next_token
+
+VOCAB = 97
+CONTEXT = 96
+EOS = (0, 3)
+
+NAMESPACES = (
+    Namespace(),
+    Namespace(salt="a"),
+    Namespace(tenant="a"),
+    Namespace(adapter="a"),
+    Namespace(salt="b"),
+    Namespace(tenant="a", salt="a"),
+    Namespace(model="v2"),
+    Namespace(adapter="a", salt="a"),
+)
+"""The seed of every request says modulo eight which of them it is in, so that the device knows it too."""
+
+
+def root_of(seed: int) -> int:
+    """The state before the first token; each namespace has its own."""
+    return mix(0x5EED, seed % len(NAMESPACES))
+
+
+def text_of(token: int) -> str:
+    """A tiny tokenizer: one or two letters per token, few enough that they recur."""
+    return "abcde"[token % 5] + ("xyz"[token % 3] if token % 4 == 0 else "")
+
+
+class Letters:
+    """A detokenizer over :func:`text_of`."""
+
+    def push(self, ids: tuple[int, ...]) -> str:
+        return "".join(map(text_of, ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The whole answer of a request that nothing cuts short.
+
+    ``logprobs`` and ``prompt_logprobs`` are (token, logprob) pairs.
+    """
+
+    tokens: list[int]
+    kind: Literal["stop", "length"]
+    matched: int | str | None
+    logprobs: list[tuple[int, float]]
+    prompt_logprobs: list[tuple[int, float]]
+
+
+def expect(request: Request, seed: int, most: int = CONTEXT) -> Expected:
+    """The answer to ``request``; ``most`` bounds prompt and answer where it asks for no length."""
+    params, prompt = request.params, request.prompt.tolist()
+    state = root_of(seed)
+    prompt_logprobs: list[tuple[int, float]] = []
+    for position, token in enumerate(prompt):
+        if position and params.prompt_logprobs is not None and position >= params.logprob_start:
+            prompt_logprobs.append((token, logprob(state, token)))
+        state = mix(state, token)
+    n = most - len(prompt) if params.max_tokens is None else params.max_tokens
+    draws = 0 if params.temperature == 0 else seed
+    ends = params.stop_token_ids if params.ignore_eos else (*EOS, *params.stop_token_ids)
+    tokens: list[int] = []
+    logprobs: list[tuple[int, float]] = []
+    text = ""
+    while len(tokens) < n:
+        token = next_token(state, draws, len(prompt) + len(tokens), VOCAB)
+        if params.logprobs is not None:
+            logprobs.append((token, logprob(state, token)))
+        state = mix(state, token)
+        tokens.append(token)
+        old, text = len(text), text + text_of(token)
+        if len(tokens) < params.min_tokens:
+            continue
+        if token in ends:
+            matched = token if token in params.stop_token_ids else None
+            return Expected(tokens, "stop", matched, logprobs, prompt_logprobs)
+        if (found := _stop_string(text, old, params.stop)) is not None:
+            return Expected(tokens, "stop", found, logprobs, prompt_logprobs)
+    return Expected(tokens, "length", None, logprobs, prompt_logprobs)
+
+
+def _stop_string(text: str, old: int, stop: tuple[str, ...]) -> str | None:
+    """The stop string that ends beyond ``old``: the one that begins first, then the one given first."""
+    begins = [
+        (begin, i)
+        for i, string in enumerate(stop)
+        for begin in range(len(text) - len(string) + 1)
+        if text.startswith(string, begin) and begin + len(string) > old
+    ]
+    return stop[min(begins)[1]] if begins else None

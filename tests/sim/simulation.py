@@ -1,0 +1,363 @@
+"""One script, run: the real scheduler, KV manager, queue, policies, planner and committer on a fake device and clock.
+
+Whatever happens is a function of the script. After every step all invariants are checked and every output is
+compared with the answer that the oracle gives for its request alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from dataclasses import dataclass, field
+from typing import cast
+
+from bough.base.config import ScheduleConfig
+from bough.base.errors import InvalidRequest
+from bough.base.limits import Limits
+from bough.base.messages import Abort as AbortMessage
+from bough.base.messages import Control as ControlMessage
+from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.base.params import SamplingParams
+from bough.kv.manager import CacheKind, KVManager
+from bough.scheduler.gates import GateState
+from bough.scheduler.loop import MAX_FAILURES, Scheduler
+from bough.scheduler.req import Req
+from bough.text.detokenizer import IncrementalDetokenizer
+from bough.text.stop import StopMatcher
+
+from .fairness import Fairness
+from .invariants import Checker
+from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
+from .pipeline import Pipeline, Violation, require
+from .script import Abort, Arrive, Control, Event, Fault, Jump, Script
+
+MODEL = ModelInfo(
+    name="fake", path="", architecture="fake", vocab_size=VOCAB, context_length=CONTEXT, eos_ids=EOS, dtype="none",
+    n_parameters=0,
+)  # fmt: skip
+TICK = 0.01
+"""Seconds per step of the fake clock."""
+
+logging.getLogger("bough.scheduler").setLevel(logging.CRITICAL)
+
+
+@dataclass(slots=True)
+class Reader:
+    """A client: what it asked, what it read so far and what cut it short."""
+
+    arrival: Arrive
+    deadline: float
+    expected: Expected
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, float]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[int, float]] = field(default_factory=list)
+    n_cached: int = 0
+    finish: Finish | None = None
+    aborted: bool = False
+
+
+class ScriptedGate:
+    """A Gate that opens, fails or refuses when the script says so."""
+
+    def __init__(self, index: int, arrivals: dict[int, Arrive], clock: Simulation) -> None:
+        self._index = index
+        self._arrivals = arrivals
+        self._clock = clock
+        self.work: dict[int, int] = {}
+        """By order of the request: the step at which it may pass."""
+
+    def _plan(self, req: Req) -> tuple[int, bool]:
+        gates = self._arrivals[req.seed].gates
+        return gates[self._index] if self._index < len(gates) else (0, False)
+
+    def start(self, req: Req) -> None:
+        delay, _ = self._plan(req)
+        if delay < 0:
+            raise InvalidRequest("the gate refuses")
+        self.work[req.order] = self._clock.steps + delay
+
+    def poll(self, req: Req) -> GateState:
+        if self._clock.steps < self.work.get(req.order, 0):
+            return GateState.PENDING
+        if req.order in self.work and self._plan(req)[1]:
+            raise InvalidRequest("the gate failed")
+        self.work.pop(req.order, None)
+        return GateState.READY
+
+    def cancel(self, req: Req) -> None:
+        self.work.pop(req.order, None)
+
+
+class Simulation:
+    """Runs ``script``; raises :class:`Violation` (or whatever the code under test raises) when something is wrong."""
+
+    def __init__(self, script: Script, trace: bool = False) -> None:
+        settings = script.settings
+        self._settings = settings
+        self._trace = trace
+        self._events = list(reversed(script.events))
+        self.arrivals = {e.seed: e for e in script.events if isinstance(e, Arrive)}
+        self.now = 0.0
+        self.steps = 0
+        self.readers: dict[str, Reader] = {}
+        self.ended: list[Reader] = []
+        self.crc = 0
+        self.kv = KVManager(
+            n_tokens=settings.n_cells, page_size=settings.page_size, n_rows=settings.max_running, max_len=CONTEXT,
+            eviction=settings.eviction, cache=cast(CacheKind, settings.cache),
+        )
+        self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
+        self._poison_what_is_freed()
+        self.gates = [ScriptedGate(i, self.arrivals, self) for i in range(2)]
+        self._seed: int | None = None
+        self._draws = 0
+        config = ScheduleConfig(
+            policy=settings.policy, max_running=settings.max_running, step_tokens=settings.step_tokens,  # type: ignore[arg-type]
+            depth=settings.depth, max_wait=settings.max_wait,  # type: ignore[arg-type]
+        )
+        self.scheduler = Scheduler(
+            config, Limits(queue_requests=settings.queue_requests), MODEL, self.kv, self.pipeline,
+            clock=lambda: self.now, draw=self._draw, stop_matcher=_stop_matcher, gates=tuple(self.gates),
+        )
+        Fairness(self.scheduler, self.kv, settings, lambda: self.now)
+        self._checker = Checker(self.scheduler, self.kv, self.pipeline)
+        self._held_back: list[Arrive] = []
+        self._quiet = self._barren = 0
+        self._rejected = 0
+        self._controls = 0
+
+    # -- the run
+
+    def run(self) -> int:
+        """Play the script and then wait for the end; returns a checksum of all plans and outputs."""
+        while self._events or self._held_back or not self.scheduler.idle:
+            self.step()
+        require(not self.readers, "I10 drain", f"the scheduler is idle and owes {list(self.readers)} an end")
+        self._checker.drained(self)
+        self._add_up()
+        return zlib.crc32(self.pipeline.crc.to_bytes(8, "little"), self.crc)
+
+    def step(self) -> None:
+        waiting, self._held_back = self._held_back, []
+        for arrival in waiting:
+            self._arrive(arrival)
+        while self._events and self._events[-1].step <= self.steps:
+            self._play(self._events.pop())
+        launches, began = self.pipeline.launches, self.now
+        self.scheduler.step()
+        self.steps += 1
+        news = self._read()
+        self._progress(news, self.pipeline.launches > launches)
+        self._checker.step()
+        for rid, reader in list(self.readers.items()):
+            require(reader.deadline > began, "timeout", f"{rid} is past its deadline")
+            if reader.arrival.quit_after is not None and len(reader.tokens) >= reader.arrival.quit_after:
+                self._abort(rid)
+        self.now += TICK
+
+    def _play(self, event: Event) -> None:
+        if self._trace:
+            print(f"step {self.steps}: {event}")
+        match event:
+            case Arrive():
+                self._arrive(event)
+            case Abort(rids=rids):
+                self._abort(*rids)
+            case Control(op=op):
+                self._control(op)
+            case Jump(seconds=seconds):
+                self.now += seconds
+            case Fault(when=when):
+                self.pipeline.fault = when
+
+    # -- what clients do
+
+    def _arrive(self, arrival: Arrive) -> None:
+        request, scheduler = arrival.request, self.scheduler
+        if request.rid in self.readers:
+            self._held_back.append(arrival)
+            return
+        most = min(CONTEXT, self.kv.capacity)
+        deadline = self.now + request.timeout if request.timeout is not None else float("inf")
+        reader = Reader(arrival, deadline, expect(request, arrival.seed, most))
+        self.readers[request.rid] = reader
+        waiting = len(scheduler._queue) + len(scheduler._gates)
+        self._seed = arrival.seed
+        scheduler.receive(request)
+        self._seed = None
+        self._read()
+        status = reader.finish.status if reader.finish is not None else 200
+        need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
+        if waiting >= self._settings.queue_requests:
+            require(status == 429, "I11 queue", f"{request.rid} got {status} and {waiting} wait")
+        elif need > most or _refused_by_gates(arrival):
+            require(status == 400, "I8 refusal", f"{request.rid} got {status}")
+        else:
+            require(reader.finish is None, "I8 refusal", f"{request.rid} got {reader.finish}")
+        self._rejected += status != 200
+
+    def _abort(self, *rids: str) -> None:
+        """Abort, twice; the terminal event is there at once."""
+        for rid in rids:
+            if rid in self.readers:
+                self.readers[rid].aborted = True
+        self.scheduler.receive(AbortMessage(list(rids)))
+        self.scheduler.receive(AbortMessage(list(rids)))
+        self._read()
+        for rid in rids:
+            require(rid not in self.readers, "abort", f"{rid} goes on after an abort")
+
+    def _control(self, op: str) -> None:
+        self._controls += 1
+        if op == "abort_all":
+            for reader in self.readers.values():
+                reader.aborted = True
+        locked = self.kv.usage().locked
+        self.scheduler.receive(ControlMessage(self._controls, op))  # type: ignore[arg-type]
+        replies = [m for m in self.scheduler.outbox if isinstance(m, ControlReply)]
+        require([(r.id, r.ok) for r in replies] == [(self._controls, True)], "control", f"{op}: {replies}")
+        self._read()
+        if op == "abort_all":
+            require(not self.readers, "abort", f"{list(self.readers)} go on after abort_all")
+        elif op == "flush_cache":
+            usage = self.kv.usage()
+            require(usage.tree == usage.locked == locked, "flush", f"{locked} were locked, now {usage}")
+
+    # -- what clients read
+
+    def _read(self) -> int:
+        """Take the outbox; returns how much news there was."""
+        news = 0
+        for message in self.scheduler.outbox:
+            if isinstance(message, Outputs):
+                for output in message.items:
+                    self._take(output)
+                    news += 1
+        self.scheduler.outbox.clear()
+        return news
+
+    def _take(self, output: Output) -> None:
+        if self._trace:
+            print(f"step {self.steps}: {output}")
+        rid = output.rid
+        self.crc = zlib.crc32(repr((rid, output.index, output.tokens, output.finish)).encode(), self.crc)
+        reader = self.readers.get(rid)
+        if reader is None:
+            raise Violation("I9 terminal", f"news of {rid}, which has ended: {output}")
+        require(output.index == len(reader.tokens), "I9 log", f"{rid}: index {output.index} after {len(reader.tokens)}")
+        reader.tokens += output.tokens
+        reader.logprobs += [(p.token, p.logprob) for p in output.logprobs or ()]
+        reader.prompt_logprobs += [(p.token, p.logprob) for p in output.prompt_logprobs or ()]
+        reader.n_cached = output.n_cached
+        self._compare(rid, reader, output)
+        if output.finish is not None:
+            reader.finish = output.finish
+            del self.readers[rid]
+            self.ended.append(reader)
+            self._judge(rid, reader, output.finish)
+
+    def _compare(self, rid: str, reader: Reader, output: Output) -> None:
+        expected, n = reader.expected, len(reader.tokens)
+        arrival = reader.arrival
+        require(reader.tokens == expected.tokens[:n], "I8 tokens", f"{rid}: {reader.tokens} for {expected.tokens}")
+        want = expected.logprobs[:n] if arrival.request.params.logprobs is not None else []
+        require(reader.logprobs == want, "I8 logprobs", f"{rid}: {reader.logprobs} for {want}")
+        k = len(reader.prompt_logprobs)
+        require(reader.prompt_logprobs == expected.prompt_logprobs[:k], "I8 prompt logprobs",
+                f"{rid}: {reader.prompt_logprobs} for {expected.prompt_logprobs}")
+        require(n == 0 or k == len(expected.prompt_logprobs), "I8 prompt logprobs", f"{rid}: {k} before the first token")
+        require(output.n_prompt == len(arrival.request.ids) // 4, "I8 usage", f"{rid}: {output.n_prompt} prompt tokens")
+        cached = self.pipeline.cached_len.get(rid + f"/{arrival.seed}", 0)
+        require(output.n_cached == cached, "I8 usage", f"{rid}: {output.n_cached} cached tokens, {cached} used")
+
+    def _judge(self, rid: str, reader: Reader, finish: Finish) -> None:
+        expected, arrival = reader.expected, reader.arrival
+        match finish.kind:
+            case "abort":
+                require(reader.aborted, "I8 finish", f"{rid} was aborted by nobody")
+            case "timeout":
+                require(reader.deadline <= self.now, "I8 finish", f"{rid} timed out {reader.deadline - self.now} early")
+            case "error":
+                self._judge_error(rid, arrival, finish)
+            case _:
+                got = (reader.tokens, finish.kind, finish.matched, len(reader.prompt_logprobs))
+                want = (expected.tokens, expected.kind, expected.matched, len(expected.prompt_logprobs))
+                require(got == want, "I8 finish", f"{rid}: {got} for {want}")
+
+    def _judge_error(self, rid: str, arrival: Arrive, finish: Finish) -> None:
+        if finish.status == 500:
+            owner = f"{rid}/{arrival.seed}"
+            blamed = owner in self.pipeline.blamed or self.pipeline.failures.get(owner, 0) >= MAX_FAILURES
+            guilty = arrival.fail_at >= 0 and "finite" in finish.message
+            require(blamed or guilty, "I8 innocent", f"{rid} was ended for another's failure")
+        elif finish.status == 400 and "gate" in finish.message:
+            require(any(delay < 0 or fails for delay, fails in arrival.gates), "I8 finish", f"{rid}: no gate of it failed")
+        else:
+            require(finish.status in (400, 429), "I8 finish", f"{rid}: {finish}")
+
+    # -- what must go on
+
+    def _progress(self, news: int, launched: bool) -> None:
+        """Whoever can run gets somewhere; a step that launches and commits nothing happens only in passing."""
+        scheduler = self.scheduler
+        runnable = len(self.readers) > len(scheduler._gates)
+        self._quiet = 0 if launched or news or not runnable else self._quiet + 1
+        require(self._quiet <= 3, "I10 progress", f"no plan and no news in {self._quiet} steps")
+        self._barren = 0 if news or not runnable else self._barren + 1
+        most = 3 * CONTEXT + 50
+        require(self._barren <= most, "I10 progress", f"no news in {self._barren} steps")
+        require(self.steps < 20_000, "I10 drain", "no end")
+
+    def _add_up(self) -> None:
+        """The counters against what clients saw."""
+        stats = self.scheduler.stats()
+        ended = len(self.ended)
+        require(stats.finished + stats.rejected == ended, "I8 counters", f"{stats.finished} + {stats.rejected} of {ended}")
+        require(stats.rejected == self._rejected, "I8 counters", f"{stats.rejected} of {self._rejected} rejections")
+        require(stats.generated_tokens == sum(len(r.tokens) for r in self.ended), "I8 counters", "generated tokens")
+        require(stats.computed_tokens == self.pipeline.planned_tokens, "I8 counters", "computed tokens")
+        cached = sum(self.pipeline.cached_len.values())
+        require(stats.cached_tokens == cached, "I8 counters", f"{stats.cached_tokens} of {cached} cached tokens")
+        require(stats.waiting == stats.running == 0, "I8 counters", "gauges")
+
+    # -- seams
+
+    def _rid_of(self, row: int) -> str:
+        req = self.scheduler._rows.req(row)
+        return f"{req.request.rid}/{req.seed}"
+
+    def _draw(self) -> int:
+        if self._seed is not None:
+            seed, self._seed = self._seed, None
+            return seed
+        self._draws += 1
+        return self._draws * 0x9E3779B97F4A7C15 % (1 << 40)
+
+    def _poison_what_is_freed(self) -> None:
+        pages = self.kv.pages
+        free_pages = pages.free_pages
+
+        def free_and_poison(freed: object) -> None:
+            self.pipeline.poison(freed)  # type: ignore[arg-type]
+            free_pages(freed)  # type: ignore[arg-type]
+
+        pages.free_pages = free_and_poison  # type: ignore[method-assign, assignment]
+
+
+def _refused_by_gates(arrival: Arrive) -> bool:
+    """A gate refuses, or fails at once and stands before every gate that is not open yet."""
+    if any(delay < 0 for delay, _ in arrival.gates):
+        return True
+    for delay, fails in arrival.gates:
+        if delay or fails:
+            return fails and not delay
+    return False
+
+
+def _stop_matcher(params: SamplingParams) -> StopMatcher:
+    return StopMatcher(params.stop, params.stop_regex, params.min_tokens, cast(IncrementalDetokenizer, Letters()))
+
+
+def run(script: Script) -> int:
+    """Run ``script`` to its end; a checksum of all that was planned and said."""
+    return Simulation(script).run()

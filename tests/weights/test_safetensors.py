@@ -1,0 +1,189 @@
+"""Reading safetensors equals the ``safetensors`` package; what is unsound is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bough.base.errors import ConfigError
+from bough.weights.loader import each_tensor, open_checkpoint
+from bough.weights.safetensors import DTYPES, SafetensorsFile
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
+def test_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    tensors = {
+        "a": torch.randint(0, 2, (3, 5)).to(dtype),
+        "scalar": torch.ones((), dtype=dtype),
+        "empty": torch.empty(0, 4, dtype=dtype),
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    file = SafetensorsFile(tmp_path / "x.safetensors")
+    for name, expected in tensors.items():
+        got = file.tensor(name)
+        assert got.dtype == dtype and got.shape == expected.shape
+        assert torch.equal(got.view(-1).view(torch.uint8), expected.view(-1).view(torch.uint8))
+        wanted = torch.float32 if dtype.is_floating_point else dtype
+        assert torch.equal(file.tensor(name, torch.float32), expected.to(wanted))
+
+
+def test_tensors_outlive_the_file_and_are_writable(tmp_path: Path) -> None:
+    save_file({"a": torch.arange(10.0)}, tmp_path / "x.safetensors")
+    file = SafetensorsFile(tmp_path / "x.safetensors")
+    tensor = file.tensor("a")
+    file.close()
+    tensor += 1
+    assert torch.equal(tensor, torch.arange(1.0, 11.0))
+
+
+def _shards(folder: Path) -> dict[str, torch.Tensor]:
+    tensors = {f"w{i}": torch.full((4,), float(i)) for i in range(6)}
+    weight_map = {}
+    for k in range(2):
+        shard = f"model-{k + 1:05}-of-00002.safetensors"
+        part = {name: value for i, (name, value) in enumerate(tensors.items()) if i % 2 == k}
+        save_file(part, folder / shard)
+        weight_map.update(dict.fromkeys(part, shard))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return tensors
+
+
+def test_shards(tmp_path: Path) -> None:
+    expected = _shards(tmp_path)
+    got = dict(each_tensor(open_checkpoint(tmp_path), torch.bfloat16))
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name].to(torch.bfloat16)) for name in expected)
+
+
+def test_bad_indexes(tmp_path: Path) -> None:
+    _shards(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    good = json.loads(index.read_text())["weight_map"]
+    for weight_map, message in [
+        (good | {"w0": "../secret.safetensors"}, "not a file of the folder"),
+        (good | {"w0": "model.bin"}, "not a file of the folder"),
+        (good | {"w9": good["w0"]}, "does not hold it"),
+        (good | {"w0": "absent.safetensors"}, "1 of 3 shards are missing"),
+        ([], "no weight_map"),
+    ]:
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        with pytest.raises(ConfigError, match=message):
+            open_checkpoint(tmp_path)
+
+
+def _raw(path: Path, header: Any, data: bytes = b"\0" * 32) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+def _one(shape: Any, offsets: Any, dtype: str = "F32") -> dict[str, Any]:
+    return {"a": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (_one([8], [0, 33]), "disagree"),
+        (_one([9], [0, 36]), "pass the end"),
+        (_one([1 << 61, 1 << 61], [0, 32]), "disagree"),
+        (_one([8], [-32, 0]), "bad offsets"),
+        (_one([True], [0, 4]), "bad shape"),
+        (_one([8.0], [0, 32]), "bad shape"),
+        (_one([8], [32, 0]), "disagree"),
+        (_one([1] * 9, [0, 4]), "bad shape"),
+        (_one("8", [0, 32]), "bad shape"),
+        (_one([8], [0, 32], "Q9"), "unsupported dtype 'Q9'"),
+        ({"a": 5}, "not described"),
+        (_one([8], [0, 32]) | {"b": _one([2], [24, 32])["a"]}, "overlaps"),
+        ([], "not an object"),
+        (b"{", "Expecting"),
+        (b'{"a": 1, "a": 2}', "appears twice"),
+        (b'{"a": ' + b"[" * 100000, "nested too deeply"),
+        (b"\xff\xfe", "codec"),
+    ],
+)
+def test_bad_headers(tmp_path: Path, header: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SafetensorsFile(_raw(tmp_path / "x.safetensors", header))
+
+
+def test_short_files_and_huge_headers(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    for content in (b"", b"1234", (1 << 60).to_bytes(8, "little") + b"{}", (100).to_bytes(8, "little") + b"{}"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            SafetensorsFile(path)
+
+
+def test_folders_without_sound_weights(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="Give a folder"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConfigError, match="pickles and can run code"):
+        open_checkpoint(tmp_path)
+    save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
+    assert open_checkpoint(tmp_path).names() == ["a"]
+    save_file({"a": torch.ones(1)}, tmp_path / "two.safetensors")
+    with pytest.raises(ConfigError, match=r"no model\.safetensors\.index\.json"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="neither a model folder nor"):
+        open_checkpoint(tmp_path / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("config", "theta", "scaling"),
+    [
+        ({}, 10000.0, None),
+        ({"rope_theta": 5e5, "rope_scaling": None}, 5e5, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}}, 7.0, None),
+        ({"rope_theta": 3.0, "rope_scaling": {"type": "yarn", "factor": 2}}, 3.0, {"rope_type": "yarn", "factor": 2}),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 9.0, "factor": 8.0}},
+            9.0,
+            {"rope_type": "llama3", "factor": 8.0},
+        ),
+    ],
+)
+def test_rope_is_spelt_one_way(tmp_path: Path, config: Any, theta: float, scaling: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"lm_head.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path).config
+    assert (found["rope_theta"], found["rope_scaling"]) == (theta, scaling)
+    assert found["tie_word_embeddings"] is False and "rope_parameters" not in found
+
+
+_PEAK = """
+import sys, torch
+from pathlib import Path
+from bough.weights.loader import each_tensor, open_checkpoint
+torch.set_num_threads(1)
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
+checkpoint = open_checkpoint(Path(sys.argv[1]))
+checkpoint.tensor("tiny", torch.bfloat16)
+before = status("VmRSS")
+weights = dict(each_tensor(checkpoint, torch.bfloat16))
+print(sum(w.nbytes for w in weights.values()) >> 10, status("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32], ids=str)
+def test_loading_peaks_near_the_weights(tmp_path: Path, stored: torch.dtype) -> None:
+    tensors = {f"w{i}": torch.zeros(1 << 21, dtype=stored) for i in range(32)}
+    save_file(tensors | {"tiny": torch.zeros(4, dtype=stored)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    run = subprocess.run([sys.executable, "-c", _PEAK, tmp_path], capture_output=True, text=True, check=True)
+    weights, peak = map(int, run.stdout.split())
+    assert weights >= 128 << 10 and peak < 1.1 * weights + (8 << 10)

@@ -1,0 +1,42 @@
+"""The size of the KV pool."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bough.base.config import KVConfig
+from bough.base.errors import ConfigError
+from bough.models.base import KVShape
+from bough.worker.kv_pool import KVPool
+from bough.worker.memory import pool_tokens
+
+
+def test_the_share_is_rounded_down_to_pages() -> None:
+    config = KVConfig(memory_share=0.5, page_size=16)
+    assert pool_tokens(config, 100, 1000, 1_000_000) == 4992
+
+
+def test_a_given_size_is_taken_as_it_is() -> None:
+    assert pool_tokens(KVConfig(max_tokens=1000, page_size=16), 100, 500, 1_000_000) == 992
+
+
+@pytest.mark.parametrize(
+    ("config", "free"),
+    [
+        (KVConfig(memory_share=0.5), 150_000),
+        (KVConfig(max_tokens=999), 1_000_000),
+        (KVConfig(max_tokens=1001, page_size=16), 1_000_000),
+        (KVConfig(max_tokens=20_000), 1_000_000),
+    ],
+)
+def test_a_pool_that_cannot_hold_one_sequence_or_does_not_fit_is_refused(config: KVConfig, free: int) -> None:
+    with pytest.raises(ConfigError):
+        pool_tokens(config, 100, 1000, free)
+
+
+def test_the_pool_has_the_bytes_it_says() -> None:
+    shape = KVShape(n_layers=3, n_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+    pool = KVPool(shape, 50, torch.device("cpu"))
+    assert sum(t.nbytes for t in (*pool.k, *pool.v)) == 50 * shape.bytes_per_token
+    assert pool.k[2].shape == (50, 2, 8)

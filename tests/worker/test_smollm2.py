@@ -1,0 +1,70 @@
+"""The default model, read from its GGUF file, against transformers reading the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bough.base.errors import ConfigError
+from bough.base.params import SamplingParams
+from bough.weights import embedded
+
+Make = Callable[..., Any]
+
+# "Gravity is" and a longer, less even stretch of ids.
+PROMPTS = [[34700, 1015, 314], [1, 4093, 198, 5195, 314, 253, 4020, 28, 284, 346, 2316, 30, 2, 198, 1, 520, 9531, 198]]
+
+
+@pytest.fixture(scope="module")
+def path() -> Any:
+    try:
+        return embedded.default_model()
+    except ConfigError as error:
+        pytest.skip(f"the default model is not in the cache and cannot be fetched: {error.message}")
+
+
+def run(driver: Any, n: int, chunk: int = 0) -> list[Any]:
+    params = SamplingParams(temperature=0.0, logprobs=5)
+    seqs = [driver.add(row, ids, params) for row, ids in enumerate(PROMPTS)]
+    driver.run(seqs, n, chunk)
+    return seqs
+
+
+def check(seq: Any, logits: torch.Tensor, tolerance: float) -> None:
+    """``logits`` [len, V] of transformers for the ids of ``seq``."""
+    expected = logits.float().log_softmax(-1)
+    for position, entry in enumerate(seq.logprobs, seq.n_prompt):
+        row = expected[position - 1]
+        scale = float(row.abs().max())
+        for token, value in entry.top:
+            assert value == pytest.approx(float(row[token]), abs=tolerance * scale)
+
+
+@pytest.mark.slow
+def test_logits_and_greedy_tokens_equal_transformers(path: Any, make_driver: Make) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    driver = make_driver(path, context_length=256)
+    for seq in run(driver, 64, chunk=5):
+        prompt = torch.tensor([seq.ids[: seq.n_prompt]])
+        expected = model.generate(
+            prompt, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0, repetition_penalty=1.0
+        )
+        assert seq.ids == expected[0].tolist()
+        with torch.no_grad():
+            check(seq, model(torch.tensor([seq.ids])).logits[0], 1e-4)
+
+
+def test_bfloat16_and_fast_kernels_stay_near_float32(path: Any, make_driver: Make) -> None:
+    exact = run(make_driver(path, context_length=64, n_tokens=512), 4)
+    fast = run(make_driver(path, context_length=64, n_tokens=512, dtype=torch.bfloat16, kernels="auto"), 4)
+    for a, b in zip(exact, fast):
+        # The first token has the same history in both.
+        first, other = dict(a.logprobs[0].top), dict(b.logprobs[0].top)
+        common = first.keys() & other.keys()
+        assert len(common) >= 3
+        assert all(abs(first[token] - other[token]) < 0.25 for token in common)
