@@ -196,6 +196,10 @@ class Scheduler:
         self._reqs[request.rid] = req
         if request.timeout is not None:
             heapq.heappush(self._deadlines, (req.deadline, req.order, request.rid))
+            if len(self._deadlines) > 64 + 2 * len(self._reqs):
+                # Most have ended long before their deadlines: sweep them, at O(1) per arrival.
+                self._deadlines = [d for d in self._deadlines if (r := self._reqs.get(d[2])) and r.order == d[1]]
+                heapq.heapify(self._deadlines)
 
     def _limit(self, request: Request) -> int:
         """Most ids the request may have; refuses what could not run even alone."""

@@ -30,7 +30,6 @@ class Rows:
         planned: the same once the steps in flight are done.
         limit: most ids the sequence may have.
         n_prompt: length of its prompt.
-        min_ids: below this number of ids no stop rule applies.
         stop_ids: [n_rows, STOP_WIDTH] int32, padded with -1.
         slow: the row needs a look in Python at every token (stop strings, logprobs, many stop ids).
         in_flight: number of launched steps that contain the row.
@@ -46,7 +45,6 @@ class Rows:
         self.planned: Ints = np.zeros(n_rows, dtype=np.int32)
         self.limit: Ints = np.zeros(n_rows, dtype=np.int32)
         self.n_prompt: Ints = np.zeros(n_rows, dtype=np.int32)
-        self.min_ids: Ints = np.zeros(n_rows, dtype=np.int32)
         self.stop_ids: Ints = np.full((n_rows, STOP_WIDTH), -1, dtype=np.int32)
         self.slow: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.in_flight: Ints = np.zeros(n_rows, dtype=np.int32)
@@ -84,7 +82,6 @@ class Rows:
         self.computed[row] = self.planned[row] = cached_len
         self.limit[row] = req.limit
         self.n_prompt[row] = req.n_prompt
-        self.min_ids[row] = req.n_prompt + params.min_tokens
         stops = stop_set(req, eos_ids)
         self.stop_ids[row] = -1
         self.stop_ids[row, : min(len(stops), STOP_WIDTH)] = stops[:STOP_WIDTH]

@@ -36,6 +36,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_count = 0
         self._received = 0
+        self._piece = 0
+        self._between = True
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._active: RequestResponseCycle | None = None
@@ -59,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        # Where a message begins within the data, what came before it in the same piece is not its head.
+        self._piece = len(data) if self._between else 0
         self._received += len(data)
         super().data_received(data)
         # A header that never ends reaches no callback; its bytes are counted here.
@@ -69,7 +73,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["extensions"] = {"bough.abort": self.transport.abort}  # type: ignore[dict-item]  # a callable
         self._in_head = True
-        self._head_bytes = self._head_count = self._received = 0
+        self._head_bytes = self._head_count = 0
+        self._received, self._between = self._piece, False
         self._arm()
 
     def on_url(self, url: bytes) -> None:
@@ -90,6 +95,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(self._too_large())
             raise ConnectionAbortedError  # makes the parser stop; the answer is on its way
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._between = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if not self._refused:

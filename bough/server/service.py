@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ HEARTBEAT_SECONDS = 5.0
 
 TICK_SECONDS = 0.25
 """How often progress and stalled clients are looked at."""
+
+_SUFFIX = re.compile(r"(-p\d+)?(-\d+)?")
+"""What the rid of a sequence has beyond the rid of its request."""
 
 
 @dataclass(eq=False, slots=True)
@@ -143,9 +147,8 @@ class Service:
             self._rids[rid] = flight
 
     def abort(self, rid: str) -> int:
-        """Abort the request ``rid`` with all its sequences; the number of sequences told to stop."""
-        flights = dict.fromkeys(f for r, f in self._rids.items() if r == rid or r.startswith(f"{rid}-"))
-        rids = [r for f in flights for r in f.rids if r == rid or r.startswith(f"{rid}-")]
+        """Abort the request ``rid`` with all its prompts and sequences; the number of sequences told to stop."""
+        rids = [r for r in self._rids if r.startswith(rid) and _SUFFIX.fullmatch(r, len(rid))]
         if rids and self.engine is not None:
             self.engine.client.abort(rids)
         return len(rids)

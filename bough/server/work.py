@@ -142,8 +142,8 @@ class _Exchange:
             await self._write(error_event(error) + DONE, more=False)
         elif not self.finished:
             headers = retry_headers(error)
-            # A body that was refused unread must not be taken for the next request.
-            if error.status in (408, 413, 415, 503):
+            # The rest of a body that was refused is not worth reading.
+            if error.status in (408, 413, 415):
                 headers.append((b"connection", b"close"))
             await self.reply(error.status, error_body(error), headers)
 

@@ -30,10 +30,10 @@ _RARE = re.compile("[\U00020000-\U0002a6df\U00030000-\U0003134a]")
 
 @dataclass(frozen=True, slots=True)
 class MarkedText:
-    """A rendered prompt with marks; ``marks`` maps the code point of each mark to what it stands for."""
+    """A rendered prompt with marks; ``marks`` maps each mark to what it stands for."""
 
     marked: str
-    marks: Mapping[int, str] = field(default_factory=dict)
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -42,11 +42,14 @@ class MarkedText:
 
     @property
     def has_marks(self) -> bool:
-        return any(chr(mark) in self.marked for mark in self.marks)
+        return any(mark in self.marked for mark in self.marks)
 
     def restore(self, marked: str) -> str:
         """``marked`` (a part of the prompt) with its marks undone."""
-        return marked.translate(self.marks) if self.marks else marked
+        # One replacement after the other: several times faster on long text than translate().
+        for mark, text in self.marks.items():
+            marked = marked.replace(mark, text)
+        return marked
 
 
 class Marker:
@@ -113,5 +116,5 @@ class Marks:
 
     def wrap(self, marked: str) -> MarkedText:
         """The result of rendering, together with the meaning of its marks."""
-        marks = {ord(mark): text for table in (self._of_head, self._of_stub) for text, mark in table.items()}
+        marks = {mark: text for table in (self._of_head, self._of_stub) for text, mark in table.items()}
         return MarkedText(marked, marks)

@@ -75,6 +75,7 @@ def make_tokenizer() -> Tokenizer:
     names = (EOS, "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|tools|>")
     fast.add_special_tokens([AddedToken(name, special=True) for name in names])
     end = fast.token_to_id(EOS)
+    assert end is not None
     return Tokenizer(Vocabulary(fast, (end,), None, None))
 
 
@@ -337,7 +338,7 @@ def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve:
             server.should_exit = True
             server.force_exit = True
 
-        stop.append(lambda: loop.call_soon_threadsafe(end))
+        stop.append(end)
         box.append(Running(service, client, f"http://127.0.0.1:{port}", loop, port))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
@@ -358,7 +359,7 @@ def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve:
     try:
         yield box[0]
     finally:
-        stop[0]()
+        box[0].loop.call_soon_threadsafe(stop[0])
         worker.join(10)
         listener.close()
 

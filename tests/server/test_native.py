@@ -46,7 +46,8 @@ def test_batches(http: httpx.Client) -> None:
     answers = http.post("/generate", json=body).json()
     assert [a["text"] for a in answers] == [expected_text(ids("hello"), 2)] * 2 + [expected_text(ids("you"), 3)] * 2
     assert [a["meta_info"]["id"] for a in answers] == ["r0-0", "r0-1", "r1-0", "r1-1"]
-    assert len(http.post("/generate", json={"input_ids": [ids("a")], "sampling_params": {"max_new_tokens": 1}}).json()) == 1
+    single = {"input_ids": [ids("a")], "sampling_params": {"max_new_tokens": 1}}
+    assert len(http.post("/generate", json=single).json()) == 1
 
 
 def test_stream_is_cumulative(http: httpx.Client) -> None:
@@ -108,7 +109,8 @@ def test_salts_do_not_collide(server: Running, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("body", "param"), [
-    ({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": []}, "text"), ({"input_ids": [1, [2]]}, "input_ids"),
+    ({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": []}, "text"),
+    ({"input_ids": [1, [2]]}, "input_ids"),
     ({"input_ids": [99999]}, "input_ids"), ({"text": "a", "sampling_params": {"regex": "a"}}, "regex"),
     ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
     ({"text": "a", "sampling_params": {"ebnf": "x"}}, "ebnf"),

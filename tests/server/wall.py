@@ -231,6 +231,7 @@ def run_wall(url: str, *, connections: int = 4, timeout: float = 20.0) -> Report
             with lock:
                 attack = next(pending, None)
             if attack is None:
+                sender.close()
                 return
             status, complaint = sender.send(attack)
             with lock:
@@ -283,6 +284,9 @@ class _Sender:
         where = urlparse(url)
         self._host, self._port, self._timeout = where.hostname or "", where.port or 80, timeout
         self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout)
+
+    def close(self) -> None:
+        self._connection.close()
 
     def send(self, attack: Attack) -> tuple[int, str]:
         """(status, what is wrong with the answer); status 0 where the connection was just closed."""

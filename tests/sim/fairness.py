@@ -11,14 +11,13 @@ from bough.kv.manager import KVManager
 from bough.kv.node import CacheHandle, Match
 from bough.kv.radix import RadixTree
 from bough.scheduler.loop import Scheduler
+from bough.scheduler.planner import MAX_RETRACTIONS
 from bough.scheduler.queue import OVERDUE_SHARE
 from bough.scheduler.req import Req, Status
 
 from .invariants import nodes, tree_of
 from .pipeline import require
 from .script import Settings
-
-MAX_RETRACTIONS = 12
 
 
 class Fairness:
@@ -50,13 +49,13 @@ class Fairness:
 
     def _admitted(self, req: Req) -> None:
         queue = self._scheduler._queue
-        if req in self._scheduler._planner.suspects:
-            return
         waiting = queue.reqs()
         require(req in waiting, "I13 order", "somebody was admitted who did not wait")
         oldest = min(waiting, key=lambda other: other.order)
         if req is oldest:
             self._passed = 0
+            return
+        if req in self._scheduler._planner.suspects:
             return
         if self._clock() - oldest.arrival > self._settings.max_wait:
             self._passed += 1
@@ -84,18 +83,31 @@ class Fairness:
 
     def _watch_planner(self) -> None:
         planner, rows = self._scheduler._planner, self._scheduler._rows
-        retract = planner.retract
+        retract, make_room = planner.retract, planner._make_room
+        head: Req | None = None
+
+        def watched_make_room() -> None:
+            nonlocal head
+            head = self._scheduler._queue.head(self._clock())
+            make_room()
+            head = None
 
         def watched(row: int) -> None:
             req = rows.req(row)
             require(req.status is Status.RUNNING, "I9 life", "somebody was retracted who has ended")
             require(not rows.in_flight[row], "I9 life", "a row in flight was retracted")
-            if not planner.suspects and self._settings.policy != "priority":
+            if head is not None:
+                require(head.request.priority > req.request.priority, "I13 order", "an equal was pushed out")
+            elif not planner.suspects:
                 require(row != int(rows.running[0]), "I10 retraction", "the oldest row was retracted")
+            if head is None and req.retractions >= MAX_RETRACTIONS:
+                others = [rows.req(other).retractions for other in rows.running.tolist()[1:]]
+                require(min(others, default=0) >= MAX_RETRACTIONS or planner.suspects, "I10 retraction",
+                        f"{req.request.rid} again, after {req.retractions} times")
             retract(row)
-            require(req.retractions <= MAX_RETRACTIONS, "I10 retraction", f"{req.retractions} of one request")
 
         planner.retract = watched  # type: ignore[method-assign]
+        planner._make_room = watched_make_room  # type: ignore[method-assign]
 
     # -- evictions
 

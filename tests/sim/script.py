@@ -16,12 +16,17 @@ import numpy as np
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
 
+from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
+
 from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The world of one run."""
+    """The world of one run.
+
+    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours.
+    """
 
     page_size: int
     policy: str
@@ -33,6 +38,7 @@ class Settings:
     n_cells: int
     max_wait: float
     queue_requests: int
+    headroom: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,8 @@ class Script:
 
 FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "quit", "priority", "timeout", "jump", "flush",
             "gates", "poison", "transient", "row_failure", "queue_bound", "namespaces", "prompt_logprobs", "logprobs",
-            "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long")  # fmt: skip
+            "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long",
+            "pressure")  # fmt: skip
 
 
 def write(seed: int) -> Script:
@@ -143,10 +150,10 @@ class _Writer:
         rng = self._rng
         need = max(len(a.request.ids) // 4 + (a.request.params.max_tokens or 1) for a in self._arrivals)
         pages = -(-need // self._page_size)
-        cells = int(pages * rng.choice((1.0, 1.1, 1.3, 2.0, 3.0))) * self._page_size
+        cells = int(pages * rng.choice((1.0, 1.1, 1.3, 1.6, 2.0, 3.0))) * self._page_size
         if self._on["too_long"]:
             cells = max(self._page_size, cells * 2 // 3 // self._page_size * self._page_size)
-        max_running = rng.choice((1, 2, 3, 4, 8, 16))
+        max_running = rng.choice((1, 2, 3, 4, 8, 16) if not self._on["pressure"] else (3, 4, 8, 16))
         return Settings(
             page_size=self._page_size,
             policy=rng.choice(("lpm", "lpm", "fcfs", "dfs", "random", "priority"))
@@ -155,11 +162,12 @@ class _Writer:
             eviction=rng.choice(("lru", "lru", "lfu", "fifo", "arc")),
             cache=rng.choice(("radix",) * 9 + ("none",)),
             depth=rng.choice((0, 0, 1, 1, 1, 2)),
-            step_tokens=max_running + rng.choice((0, 1, 3, 8, 32, 128)),
+            step_tokens=max_running + rng.choice((0, 1, 3, 8, 32, 128) if not self._on["pressure"] else (0, 1, 2, 5)),
             max_running=max_running,
             n_cells=cells,
             max_wait=rng.choice((0.0, 0.03, 0.2, 5.0)),
-            queue_requests=rng.randint(2, 6) if self._on["queue_bound"] else 100,
+            headroom=rng.choice((HEADROOM_START, HEADROOM_FLOOR)),
+            queue_requests=rng.randint(2, 12) if self._on["queue_bound"] else 100,
         )
 
     # -- arrivals
@@ -241,8 +249,9 @@ class _Writer:
     def _params(self, prompt: list[int], space: int) -> SamplingParams:
         rng = self._rng
         room = CONTEXT - len(prompt)
-        n = min(room, rng.choice((1, 2, 6, 14, 24)))
-        options: dict[str, object] = {"max_tokens": n, "temperature": 0.0, "ignore_eos": rng.random() < 0.6}
+        # Answers that are long against their prompts and the pool outrun what admission left room for.
+        n = min(room, rng.choice((1, 2, 6, 14, 24)) if not self._maybe("pressure") else rng.randint(20, 60))
+        options: dict[str, object] = {"max_tokens": n, "temperature": 0.0, "ignore_eos": rng.random() < 0.6 + self._on["pressure"]}
         if self._maybe("sampling"):
             options |= {"temperature": 1.0, "seed": rng.choice((0, None))}
         if self._maybe("logprobs"):

@@ -43,11 +43,15 @@ logging.getLogger("bough.scheduler").setLevel(logging.CRITICAL)
 
 @dataclass(slots=True)
 class Reader:
-    """A client: what it asked, what it read so far and what cut it short."""
+    """A client: what it asked, what it read so far and what cut it short.
+
+    ``opens`` is the step from which on it may run at all.
+    """
 
     arrival: Arrive
     deadline: float
     expected: Expected
+    opens: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, float]] = field(default_factory=list)
     prompt_logprobs: list[tuple[int, float]] = field(default_factory=list)
@@ -119,6 +123,7 @@ class Simulation:
             config, Limits(queue_requests=settings.queue_requests), MODEL, self.kv, self.pipeline,
             clock=lambda: self.now, draw=self._draw, stop_matcher=_stop_matcher, gates=tuple(self.gates),
         )
+        self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
         self._checker = Checker(self.scheduler, self.kv, self.pipeline)
         self._held_back: list[Arrive] = []
@@ -179,7 +184,8 @@ class Simulation:
             return
         most = min(CONTEXT, self.kv.capacity)
         deadline = self.now + request.timeout if request.timeout is not None else float("inf")
-        reader = Reader(arrival, deadline, expect(request, arrival.seed, most))
+        opens = self.steps + max((delay for delay, _ in arrival.gates), default=0)
+        reader = Reader(arrival, deadline, expect(request, arrival.seed, most), opens)
         self.readers[request.rid] = reader
         waiting = len(scheduler._queue) + len(scheduler._gates)
         self._seed = arrival.seed
@@ -260,6 +266,9 @@ class Simulation:
         expected, n = reader.expected, len(reader.tokens)
         arrival = reader.arrival
         require(reader.tokens == expected.tokens[:n], "I8 tokens", f"{rid}: {reader.tokens} for {expected.tokens}")
+        ran = n > 0 or output.n_cached > 0 or output.prompt_logprobs is not None
+        shut = self.steps < reader.opens or any(delay < 0 or fails for delay, fails in arrival.gates)
+        require(not (ran and shut), "I9 gate", f"{rid} ran before its gate was open")
         want = expected.logprobs[:n] if arrival.request.params.logprobs is not None else []
         require(reader.logprobs == want, "I8 logprobs", f"{rid}: {reader.logprobs} for {want}")
         k = len(reader.prompt_logprobs)

@@ -98,7 +98,8 @@ LITERALS = [
     "<tool_call>",
 ]
 PIECES = st.sampled_from([*LITERALS, "<", "<|", "|>", "<|im_", "im_end|>", "s>", "/s>", " ", "\n", "hello", "é", "日",
-                          "\U00030000", "\U00030001", "\U00020000", "</think>", "[I", "NST]", "<|im_</think>end|>"])  # fmt: skip
+                          "\U00030000", "\U00030001", "\U00020000", "</think>", "[I", "NST]",
+                          "<|im_</think>end|>"])  # fmt: skip
 TEXT = st.lists(PIECES, max_size=8).map("".join)
 
 
@@ -168,10 +169,10 @@ def test_tool_arguments_become_objects(smollm: Tokenizer) -> None:
     assert '{"name": "f", "arguments": {"x": "<ü>"}}' in text
 
 
-def test_a_message_can_be_continued(smollm: Tokenizer) -> None:
+def test_a_message_can_be_continued(smollm: Tokenizer, folders: dict[str, Path]) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    oracle = PreTrainedTokenizerFast(tokenizer_object=smollm._full)
+    oracle = PreTrainedTokenizerFast.from_pretrained(folders["byte-level"])
     for source in (CHATML, "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"):
         for last in ("Sure, <b", "ends in space  ", "twice Sure, "):
             talk = [{"role": "user", "content": "Sure, go"}, {"role": "assistant", "content": last}]
@@ -179,7 +180,7 @@ def test_a_message_can_be_continued(smollm: Tokenizer) -> None:
             expected = oracle.apply_chat_template(
                 talk, chat_template=source, tokenize=False, continue_final_message=True
             )
-            assert ours.text.rstrip() == expected.rstrip()
+            assert ours.text.rstrip() == str(expected).rstrip()
     with pytest.raises(InvalidRequest, match="cannot continue"):
         chat("x", smollm).render(TALK, add_generation_prompt=False, continue_final_message=True)
     with pytest.raises(InvalidRequest, match="exclude each other"):

@@ -229,7 +229,7 @@ def test_ties_in_filters_go_to_the_lowest_ids() -> None:
     assert kept == [[0, 1, 10, 20, 2000], list(range(1500))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.integers(0, 1000),
     st.sampled_from([0.01, 0.3, 4.0]),

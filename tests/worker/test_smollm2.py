@@ -14,8 +14,13 @@ from bough.weights import embedded
 
 Make = Callable[..., Any]
 
-# "Gravity is" and a longer, less even stretch of ids.
 PROMPTS = [[34700, 1015, 314], [1, 4093, 198, 5195, 314, 253, 4020, 28, 284, 346, 2316, 30, 2, 198, 1, 520, 9531, 198]]
+
+# What transformers continues them with in float32; the slow test compares.
+GOLDEN = [
+    [253, 8170, 1183, 282, 253, 1517, 338, 2933, 253, 2244, 5254, 284, 6765, 253, 1685, 1552],
+    [57, 5248, 18948, 288, 4875, 338, 346, 2316, 11904, 469, 655, 351, 260, 1679, 30, 339],
+]
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +60,17 @@ def test_logits_and_greedy_tokens_equal_transformers(path: Any, make_driver: Mak
             prompt, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0, repetition_penalty=1.0
         )
         assert seq.ids == expected[0].tolist()
+        assert seq.generated[:16] in GOLDEN
         with torch.no_grad():
             check(seq, model(torch.tensor([seq.ids])).logits[0], 1e-4)
 
 
+def test_greedy_tokens_of_the_fast_kernels_in_float32(path: Any, make_driver: Make) -> None:
+    seqs = run(make_driver(path, kernels="auto", context_length=64, n_tokens=512), 16)
+    assert [seq.generated for seq in seqs] == GOLDEN
+
+
+@pytest.mark.slow
 def test_bfloat16_and_fast_kernels_stay_near_float32(path: Any, make_driver: Make) -> None:
     exact = run(make_driver(path, context_length=64, n_tokens=512), 4)
     fast = run(make_driver(path, context_length=64, n_tokens=512, dtype=torch.bfloat16, kernels="auto"), 4)

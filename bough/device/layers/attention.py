@@ -35,6 +35,7 @@ class Attention:
         self._qkv = Linear(context, qkv, hidden_size, bias)
         self._out = Linear(context, [(f"{prefix}.o_proj", hidden_size)], n_heads * head_dim, bias)
         self._n_heads = n_heads
+        self._width = n_heads * head_dim
         self._rotary = rotary
         self._scale = head_dim**-0.5
         self._backend = context.attention
@@ -42,4 +43,4 @@ class Attention:
     def __call__(self, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
         q = self._backend.write(self._qkv(x), self._rotary, k_cache, v_cache, self._n_heads)
-        return self._out(self._backend.forward(q, k_cache, v_cache, self._scale).flatten(1))
+        return self._out(self._backend.forward(q, k_cache, v_cache, self._scale).view(-1, self._width))

@@ -106,9 +106,7 @@ class CpuOps:
     ) -> Tensor:
         dtype, (_, n_heads, dim), n_kv_heads = _dtype(q, k_cache, v_cache), q.shape, k_cache.shape[1]
         if dim % 16:
-            return self._reference.paged_attention(
-                q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale
-            )
+            return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale)
         n = len(rows)
         _check(
             k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)

@@ -1,0 +1,27 @@
+"""The implementations under test: the reference, and every instruction set that this machine can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bough.device.ops.build import VARIANTS
+from bough.device.ops.cpu import CpuOps
+from bough.device.ops.library import load
+from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.registry import Ops
+
+
+@pytest.fixture(params=["reference", *VARIANTS])
+def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
+    if request.param == "reference":
+        yield ReferenceOps("under test")
+        return
+    library = load().library
+    if library is None or request.param not in library.isas():
+        pytest.skip(f"this machine has no {request.param} kernels")
+    before = library.isa()
+    library.set_isa(request.param)
+    yield CpuOps(library, "under test")
+    library.set_isa(before)

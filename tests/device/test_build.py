@@ -1,0 +1,98 @@
+"""The library builds without torch, is shared by processes, and its absence is explained and survived."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.device.ops import build, library
+from bough.device.ops.registry import resolve_ops, status
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A process that has not looked for the library yet, with an empty cache and nothing in the package."""
+    monkeypatch.setattr(build, "PACKAGED", tmp_path / "none.so")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library, "load", library.load.__wrapped__)
+    return tmp_path / "bough"
+
+
+def test_the_build_module_needs_only_the_standard_library() -> None:
+    script = "import sys, bough.device.ops.build; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_two_processes_build_one_library(fresh: Path) -> None:
+    if library.load().library is None:
+        pytest.skip("no compiler here")
+    [first] = fresh.glob("kernels-*.so")
+    stamp = first.stat().st_mtime_ns
+    found = library.load()
+    assert found.library is not None
+    assert found.library.path == first and first.stat().st_mtime_ns == stamp
+    assert found.library.digest() == build.source_digest()
+    assert not list(fresh.glob(".*")), "nothing half written is left"
+
+
+def test_without_a_compiler_torch_takes_over(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        found = library.load()
+    assert found.library is None
+    assert "no-such-compiler" in found.reason
+    assert len(caplog.records) == 1
+
+
+def test_a_compiler_that_fails_is_quoted(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "c++"
+    script.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\necho out of paper >&2\nexit 1\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(build.BuildError, match="out of paper"):
+        build.cached_library()
+
+
+def test_a_cache_that_cannot_be_written_is_named(fresh: Path) -> None:
+    fresh.write_text("a file where the folder should be")
+    with pytest.raises(build.BuildError, match=str(fresh)):
+        build.cached_library()
+
+
+def test_a_stale_packaged_library_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = fresh.parent / "kernels.so"
+    stale.write_bytes(b"not a library")
+    monkeypatch.setattr(build, "PACKAGED", stale)
+    monkeypatch.setattr(build, "cached_library", lambda: stale)
+    found = library.load()
+    assert found.library is None and str(stale) in found.reason
+
+
+def test_there_is_one_openmp_runtime() -> None:
+    """A second one would bring a second pool of threads."""
+    if library.load().library is None:
+        pytest.skip("no compiler here")
+    torch.ones(1 << 20).sum()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in maps if "/lib" in line}
+    runtimes = {p for p in paths if Path(p).name.startswith(("libgomp", "libiomp", "libomp"))}
+    assert len(runtimes) == 1
+    assert library.load().openmp in runtimes
+
+
+def test_the_reference_can_be_asked_for() -> None:
+    assert resolve_ops("reference").name == "reference"
+
+
+def test_status_explains_what_is_used() -> None:
+    found, ops = status(), resolve_ops("auto")
+    assert found["kernels"] == ops.name and found["reason"]
+    if ops.name == "cpu":
+        assert Path(found["library"]).is_file() and found["isa"] in found["isas"]

@@ -1,0 +1,152 @@
+"""Norms, activation, rotary embedding, argmax and linear layers against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bough.device.ops.registry import Ops
+from bough.device.quant.dense import DenseLinear
+
+Tensor = torch.Tensor
+
+DTYPES = [torch.float32, torch.bfloat16]
+SHAPES = [(1, 576), (3, 64), (5, 7), (40, 1000)]
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def close(out: Tensor, exact: Tensor, roundings: int = 1) -> None:
+    """Within the given number of roundings to the dtype of ``out``."""
+    unit = 2**-8 if out.dtype == torch.bfloat16 else 4e-7
+    assert out.isfinite().all()
+    assert ((out.double() - exact).abs() <= unit * roundings * exact.abs() + 1e-6).all()
+
+
+def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.double()
+    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, weight = randn(*shape, dtype=dtype), randn(shape[1], dtype=dtype, seed=1)
+    residual = randn(*shape, dtype=dtype, seed=2)
+    close(ops.rms_norm(x, weight, 1e-5), exact_norm(x, weight, 1e-5), 2)
+    added = x + residual
+    out = ops.add_rms_norm(x, residual, weight, 1e-6)
+    assert torch.equal(residual, added), "the residual stream is changed in place"
+    close(out, exact_norm(added, weight, 1e-6), 2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_silu_mul(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    n, dim = shape
+    x = randn(n, 2 * dim, dtype=dtype) * 20
+    gate, up = x.double().chunk(2, -1)
+    close(ops.silu_mul(x), torch.nn.functional.silu(gate) * up, 2)
+    extreme = torch.tensor([[-3e4, -200.0, 200.0, 3e4, 1, 1, 1, 1]], dtype=dtype)
+    assert torch.allclose(ops.silu_mul(extreme).float(), torch.tensor([[0.0, 0.0, 200.0, 3e4]]), rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 80), (64, 32), (24, 10)])
+def test_rope_kv_write(ops: Ops, dim: int, rotary: int, dtype: torch.dtype) -> None:
+    n, heads, kv_heads, half = 9, 6, 2, rotary // 2
+    qkv = randn(n, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    angles = randn(50, half, seed=1)
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    positions = torch.randperm(50)[:n].int()
+    out_loc = torch.randperm(30)[:n].int()
+    k, v = (torch.full((30, kv_heads, dim), torch.nan, dtype=dtype) for _ in range(2))
+    q = ops.rope_kv_write(qkv, table, positions, out_loc, k, v, heads, kv_heads, dim)
+    given = qkv.view(n, heads + 2 * kv_heads, dim)
+    wide = given.double()
+    c, s = (t[positions.long()].double()[:, None] for t in table.chunk(2, -1))
+    a, b = wide[..., :half], wide[..., half:rotary]
+    turned = torch.cat((a * c - b * s, b * c + a * s, wide[..., rotary:]), -1)
+    where = out_loc.long()
+    close(q, turned[:, :heads])
+    close(k[where], turned[:, heads : heads + kv_heads])
+    assert torch.equal(v[where], given[:, heads + kv_heads :])
+    others = torch.ones(30, dtype=torch.bool)
+    others[where] = False
+    assert k[others].isnan().all() and v[others].isnan().all(), "no other cell is touched"
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [3, 16, 1000, 49152])
+def test_argmax(ops: Ops, vocab: int, dtype: torch.dtype) -> None:
+    logits = randn(8, vocab, dtype=dtype)
+    logits[1, -1] = logits[1, 1] = 100.0
+    logits[2, 0] = torch.nan
+    logits[3, vocab - 1] = torch.inf
+    logits[4] = -torch.inf
+    logits[5, 1:] = -torch.inf
+    out = ops.argmax(logits)
+    assert out.dtype == torch.int64
+    assert out[1:6].tolist() == [1, -1, -1, -1, 0]
+    for row in (0, 6, 7):
+        assert out[row] == (logits[row] == logits[row].max()).nonzero()[0, 0]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n_in", "n_out"), [(64, 64), (37, 70), (576, 1000)])
+def test_linear(ops: Ops, n_in: int, n_out: int, dtype: torch.dtype, bias: bool) -> None:
+    weight, b = randn(n_out, n_in, dtype=dtype), randn(n_out, dtype=dtype, seed=1) if bias else None
+    method = DenseLinear(weight.clone(), b, ops)
+    for n in (0, 1, 3, 16, 100):
+        x = randn(n, n_in, dtype=dtype, seed=2)
+        exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+        out = method.apply(x)
+        assert out.dtype == dtype and out.shape == (n, n_out)
+        scale = n_in**0.5
+        assert (
+            (out.double() - exact).abs() <= (2**-8 * exact.abs() + 2e-2 if dtype != torch.float32 else 1e-6 * scale)
+        ).all()
+
+
+@pytest.mark.parametrize(("n_in", "n_out"), [(64, 192), (576, 960), (100, 33), (1536, 576), (576, 5000)])
+def test_float32_linear_bits_depend_on_the_row_alone(ops: Ops, n_in: int, n_out: int) -> None:
+    method = DenseLinear(randn(n_out, n_in), randn(n_out, seed=1), ops)
+    x = randn(150, n_in, seed=2)
+    whole = method.apply(x)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            for begin, end in [(0, 1), (5, 6), (15, 17), (3, 40), (20, 150), (149, 150), (64, 128)]:
+                assert torch.equal(method.apply(x[begin:end]), whole[begin:end])
+            assert torch.equal(method.apply(x.flip(0)).flip(0), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_other_ops_bits_depend_on_the_row_alone(ops: Ops, dtype: torch.dtype) -> None:
+    x, weight = randn(90, 576, dtype=dtype) * 3, randn(576, dtype=dtype, seed=1)
+    for op in (lambda t: ops.rms_norm(t, weight, 1e-5), lambda t: ops.silu_mul(t)):
+        whole = op(x)
+        for begin, end in [(0, 1), (7, 8), (30, 61), (89, 90)]:
+            assert torch.equal(op(x[begin:end]), whole[begin:end])
+
+
+def test_wrong_arguments_are_refused(ops: Ops) -> None:
+    if ops.name == "reference":
+        pytest.skip("torch itself refuses them")
+    x, weight = randn(3, 64), randn(64)
+    with pytest.raises(ValueError, match="dtype"):
+        ops.rms_norm(x, weight.bfloat16(), 1e-5)
+    with pytest.raises(ValueError, match="rms_norm"):
+        ops.rms_norm(x, weight[:32], 1e-5)
+    with pytest.raises(ValueError, match="contiguous"):
+        ops.silu_mul(x.T)
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        ops.argmax(x.double())
+    with pytest.raises(ValueError, match="linear"):
+        ops.linear(randn(8, 64), None)(randn(3, 32))

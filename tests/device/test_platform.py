@@ -1,0 +1,75 @@
+"""Facts about the CPU, on this machine and on made-up ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.device.platform.cpu import CpuPlatform
+
+
+def machine(root: Path, files: dict[str, str]) -> CpuPlatform:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return CpuPlatform(threads=torch.get_num_threads(), root=root)
+
+
+def test_this_machine() -> None:
+    platform = CpuPlatform(threads=torch.get_num_threads())
+    assert platform.device == torch.device("cpu")
+    assert platform.usable_processors() >= 1
+    assert 1 << 20 < platform.free_memory() < 1 << 50
+
+
+def test_threads_become_torchs() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert CpuPlatform(threads=1).threads == torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+MEMINFO = "MemTotal: 8000 kB\nMemAvailable:    5000 kB\n"
+
+
+def test_memory_without_a_limit(tmp_path: Path) -> None:
+    assert machine(tmp_path, {"proc/meminfo": MEMINFO}).free_memory() == 5000 * 1024
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "limit", "used"),
+    [
+        ("0::/a/b\n", "sys/fs/cgroup/a", "memory.max", "memory.current"),
+        ("0::/a/b\n", "sys/fs/cgroup/a/b", "memory.max", "memory.current"),
+        ("0::/\n", "sys/fs/cgroup", "memory.max", "memory.current"),
+        ("4:memory:/x\n", "sys/fs/cgroup/memory/x", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_memory_within_a_limit(tmp_path: Path, cgroup: str, folder: str, limit: str, used: str) -> None:
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": cgroup,
+        f"{folder}/{limit}": "3000000\n",
+        f"{folder}/{used}": "1000000\n",
+        f"{folder}/memory.stat": "anon 5\ninactive_file 4096\n",
+    }
+    assert machine(tmp_path, files).free_memory() == 2004096
+
+
+def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}
+    assert machine(tmp_path, files).free_memory() == 5000 * 1024
+
+
+def test_a_quota_bounds_the_processors(tmp_path: Path) -> None:
+    assert machine(tmp_path, {"sys/fs/cgroup/cpu.max": "100000 100000\n"}).usable_processors() == 1
+    assert machine(tmp_path, {"sys/fs/cgroup/cpu.max": "max 100000\n"}).usable_processors() >= 1
+
+
+def test_features_keep_to_the_known_ones(tmp_path: Path) -> None:
+    platform = machine(tmp_path, {"proc/cpuinfo": "processor : 0\nflags\t\t: fpu avx2 fma sse amx_bf16\n"})
+    assert platform.features() == ("avx2", "fma", "amx_bf16")

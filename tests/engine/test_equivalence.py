@@ -1,0 +1,155 @@
+"""The equivalence table on the real engine in float32: bit for bit the same tokens, logprobs and endings.
+
+One workload is run under many configurations of cache, pages, chunks, depth, company and pressure. The
+reference run has no cache, one request at a time, one step for each prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
+from bough.base.messages import Finish, Logprob, Outputs, Request
+from bough.base.params import SamplingParams
+from bough.engine.build import EngineCore, build
+
+CONTEXT = 128
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob] = field(default_factory=list)
+    finish: Finish | None = None
+
+
+def engine(model: Path, kv: dict[str, Any], schedule: dict[str, Any], kernels: Any) -> EngineCore:
+    return build(Config(
+        model=ModelConfig(path=str(model), dtype="float32", context_length=CONTEXT),
+        kv=replace(KVConfig(max_tokens=4096), **kv),
+        schedule=replace(ScheduleConfig(max_running=16, step_tokens=4096, depth=0), **schedule),
+        device=DeviceConfig(kernels=kernels),
+    ))  # fmt: skip
+
+
+def workload() -> list[Request]:
+    """Shared stems, exact duplicates, follow-ups; greedy and seeded; every sampling feature somewhere."""
+    rng = np.random.default_rng(3)
+    stems = [rng.integers(3, 280, n).tolist() for n in (3, 33, 60)]
+    extras: list[dict[str, Any]] = [
+        {"temperature": 0.0}, {"temperature": 0.0, "logprobs": 3, "prompt_logprobs": 2},
+        {"temperature": 1.0, "seed": 5}, {"temperature": 0.7, "seed": 6, "top_k": 20, "top_p": 0.9, "logprobs": 0},
+        {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+        {"temperature": 1.2, "seed": 8, "min_p": 0.05, "logit_bias": {7: 5.0}},
+        {"temperature": 0.0, "stop": ("a", "th"), "min_tokens": 3}, {"temperature": 0.0, "bad_words": ((9, 10), (11,))},
+        {"temperature": 1.0, "seed": 9, "allowed_token_ids": tuple(range(20, 60))},
+    ]  # fmt: skip
+    requests = []
+    for i in range(18):
+        prompt = stems[i % 3] + rng.integers(3, 280, int(rng.integers(0, 12))).tolist()
+        if i % 6 == 5:
+            prompt = list(requests[-3].prompt)
+        params = SamplingParams(max_tokens=int(rng.integers(4, 40)), **extras[i % len(extras)])
+        requests.append(Request(rid=f"r{i}", ids=np.array(prompt, "<i4").tobytes(), params=params))
+    return requests
+
+
+def run(core: EngineCore, requests: list[Request], together: bool) -> tuple[dict[str, Answer], float]:
+    """The answers, and the largest share of the pool that was in use after a step."""
+    answers = {r.rid: Answer() for r in requests}
+    fullest = 0.0
+    waves = [requests] if together else [[r] for r in requests]
+    for wave in waves:
+        for request in wave:
+            core.scheduler.receive(request)
+        while not core.scheduler.idle:
+            core.scheduler.step()
+            collect(core, answers)
+            stats = core.scheduler.stats()
+            fullest = max(fullest, 1 - stats.free_tokens / stats.pool_tokens)
+        core.scheduler.check()
+    return answers, fullest
+
+
+def collect(core: EngineCore, answers: dict[str, Answer]) -> None:
+    for message in core.scheduler.outbox:
+        assert isinstance(message, Outputs)
+        for output in message.items:
+            answer = answers[output.rid]
+            assert output.index == len(answer.tokens) and answer.finish is None
+            answer.tokens += output.tokens
+            answer.logprobs += output.logprobs or []
+            answer.prompt_logprobs += output.prompt_logprobs or []
+            answer.finish = output.finish
+    core.scheduler.outbox.clear()
+
+
+@pytest.fixture(scope="module", params=["auto", "reference"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path, kernels: str) -> dict[str, Answer]:
+    core = engine(tiny_model, {"cache": "none"}, {}, kernels)
+    try:
+        return run(core, workload(), together=False)[0]
+    finally:
+        core.close()
+
+
+TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
+    "batch of n": ({}, {}, True),
+    "singles with the tree": ({}, {}, False),
+    "no cache, batch": ({"cache": "none"}, {}, True),
+    "pages of 16": ({"page_size": 16}, {}, True),
+    "pages of 16, singles": ({"page_size": 16}, {}, False),
+    "chunks of 1": ({}, {"step_tokens": 1, "max_running": 1}, True),
+    "chunks of 17": ({}, {"step_tokens": 17}, True),
+    "chunks of 64": ({}, {"step_tokens": 64}, True),
+    "depth 1": ({}, {"depth": 1}, True),
+    "depth 1, chunks of 17, pages of 16": ({"page_size": 16}, {"depth": 1, "step_tokens": 17}, True),
+    "retraction": ({"max_tokens": 160}, {"step_tokens": 64}, True),
+    "retraction at depth 1": ({"max_tokens": 160}, {"step_tokens": 64, "depth": 1}, True),
+    "retraction, pages of 16": ({"max_tokens": 176, "page_size": 16}, {"step_tokens": 64}, True),
+    "random order": ({}, {"policy": "random", "max_running": 3}, True),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_nothing_changes_the_answer(
+    name: str, tiny_model: Path, kernels: str, expected: dict[str, Answer]
+) -> None:
+    kv, schedule, together = TABLE[name]
+    core = engine(tiny_model, kv, schedule, kernels)
+    try:
+        cold, fullest = run(core, workload(), together)
+        warm, _ = run(core, [replace_rid(r) for r in workload()], together)
+        stats = core.scheduler.stats()
+    finally:
+        core.close()
+    for rid, answer in expected.items():
+        assert cold[rid] == answer, rid
+        assert warm[rid + "w"] == answer, rid
+    if kv.get("cache") != "none":
+        assert stats.cached_tokens > 0
+    if "retraction" in name:
+        assert stats.retracted > 0 and stats.evicted_tokens > 0
+        assert fullest > 0.95
+
+
+def replace_rid(request: Request) -> Request:
+    return Request(rid=request.rid + "w", ids=request.ids, params=request.params)
+
+
+def test_the_workload_is_not_trivial(expected: dict[str, Answer]) -> None:
+    tokens = [tuple(a.tokens) for a in expected.values()]
+    assert len(set(tokens)) >= 14
+    assert np.mean([len(set(t)) / len(t) for t in tokens]) > 0.5
+    assert {a.finish.kind for a in expected.values() if a.finish} == {"stop", "length"}

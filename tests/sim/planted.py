@@ -1,0 +1,278 @@
+"""Bugs that are put in on purpose: the tests are tested.
+
+Each models something that happened to a serving engine, or that nearly happened here. A bug is a change of a
+few words in the source of one function, so it breaks exactly what it says, and it no longer applies, loudly,
+when that function changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from bough.kv.eviction import RankedEviction
+from bough.kv.manager import KVManager
+from bough.kv.page_table import PageTable
+from bough.kv.pages import PageAllocator
+from bough.kv.radix import RadixTree
+from bough.kv.waiting import WaitingIndex
+from bough.scheduler import commit, policy
+from bough.scheduler.commit import Committer
+from bough.scheduler.gates import GateSet
+from bough.scheduler.loop import Scheduler
+from bough.scheduler.planner import Planner
+from bough.scheduler.policy import KeyPolicy
+from bough.scheduler.queue import WaitQueue
+from bough.scheduler.req import Req
+from bough.scheduler.rows import Rows
+from bough.sim.device import FakeDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """In the function ``name`` of ``owner`` (a class or a module), ``old`` becomes ``new``."""
+
+    owner: Any
+    name: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """``incident`` says what it is modelled on."""
+
+    name: str
+    incident: str
+    edits: tuple[Edit, ...]
+
+
+def _edited(edit: Edit) -> Any:
+    """The function of ``edit``, compiled again with the change."""
+    original = inspect.getattr_static(edit.owner, edit.name)
+    function: Callable[..., Any] = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(edit.old) != 1:
+        raise LookupError(f"{edit.name} has {source.count(edit.old)} times {edit.old!r}: renew the planted bug")
+    scope: dict[str, Any] = {}
+    code = "from __future__ import annotations\n" + source.replace(edit.old, edit.new)
+    exec(compile(code, f"<planted in {edit.name}>", "exec"), function.__globals__, scope)
+    made = scope[edit.name]
+    return made if isinstance(made, property | FunctionType) else made
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """The bug is there while this is open."""
+    with ExitStack() as undo:
+        for edit in bug.edits:
+            before = inspect.getattr_static(edit.owner, edit.name)
+            setattr(edit.owner, edit.name, _edited(edit))
+            undo.callback(setattr, edit.owner, edit.name, before)
+        yield
+
+
+def _bug(name: str, incident: str, owner: Any, function: str, old: str, new: str) -> Bug:
+    return Bug(name, incident, (Edit(owner, function, old, new),))
+
+
+CACHE = (
+    _bug("namespace_ignored", "the salt was parsed and carried, never delivered: tenants shared KV", RadixTree, "match",
+         "self._roots.get(ns)", "next(iter(self._roots.values()), None)"),
+    _bug("adapter_not_in_key", "the external KV key left the adapter out", KVManager, "admit",
+         "self._cache.match(ns, ", "self._cache.match(Namespace(ns.model, '', ns.tenant, ns.salt), "),
+    _bug("salt_aliases_tenant", "a client's key could take the value that the server gives to an adapter", KVManager,
+         "admit", "self._cache.match(ns, ", "self._cache.match(Namespace(ns.model, ns.adapter, '', ns.tenant or ns.salt), "),
+    _bug("hit_without_comparing_tokens", "a hash hit was taken for equality", RadixTree, "_walk",
+         "if rest != child.key:", "if len(rest) != len(child.key):"),
+    _bug("partial_page_shared", "a partly filled last page was matched and then written by two", RadixTree, "_walk",
+         "position += matched - matched % page", "position += matched"),
+    _bug("lock_lost_at_split", "a node was split under a running request and became evictable", RadixTree, "_split",
+         "lower.stamp, lower.hits, lower.locks", "lower.stamp, lower.hits, 0"),
+    _bug("locked_stays_evictable", "KV of a running request was evicted", RadixTree, "_acquire",
+         "if node.offered:", "if node.offered and node.children:"),
+    _bug("inner_node_evictable", "a node with children was evicted and orphaned them", RadixTree, "_settle",
+         "if node.locks or node.children:", "if node.locks:"),
+    _bug("unlock_forgets_parents", "locks of a path leaked upwards and the cache filled with locked nodes", RadixTree,
+         "unlock", "for node in _path(handle.node):", "for node in [handle.node]:"),
+    _bug("split_mixes_locs", "the halves of a split node kept each other's cells", RadixTree, "_split",
+         "bytes(lower.locs[:cut])", "bytes(lower.locs[-cut:])"),
+    _bug("eviction_frees_wrong_cells", "the cells of the head were freed for those of the tail", RadixTree, "_trim",
+         "bytes(node.key[cut:]), bytes(node.locs[cut:])",
+         "bytes(node.key[cut:]), bytes(node.locs[: len(node.locs) - cut])"),
+    _bug("eviction_ignores_use", "the prefix that everybody uses was evicted first", RadixTree, "unlock",
+         "node.stamp = self._now", "pass"),
+    _bug("eviction_newest_first", "the order of the heap was turned around", RankedEviction, "offer",
+         "self._rank(node)", "(-self._rank(node)[0], 0)"),
+    _bug("insert_takes_duplicates", "a duplicate insert leaked the pages that the tree had already", RadixTree, "insert",
+         "return known // WIDTH", "return 0"),
+    _bug("publish_over_another_copy", "two copies of one prefix got mixed up", KVManager, "publish",
+         "end > start and not handle.follows(ids[start : start + self.page_size])", "end > start"),
+    _bug("flush_drops_locked", "flush_cache under load pulled the cache from under running requests", KVManager, "flush",
+         "self._cache.evict(self._cache.total_tokens - self._cache.locked_tokens)",
+         "[n for n in self._cache._roots.values() for n in n.children.values()] and"
+         " self._cache._trim(next(n for r in self._cache._roots.values() for n in r.children.values()), 0, evicted=True)"
+         " and np.zeros(0, np.int32) if self._cache.locked_tokens else self._cache.evict(self._cache.total_tokens)"),
+    _bug("index_misses_growth", "waiting requests never learned of what was cached since", WaitingIndex, "on_extend",
+         "for waiter in list(group.values()):", "for waiter in list(group.values())[1:]:"),
+    _bug("index_misses_eviction", "waiting requests counted on what had been evicted", WaitingIndex, "on_shrink",
+         "if place is None:", "if place is None or node.end > node.start:"),
+    _bug("index_misses_split", "a split moved too few of those that wait", WaitingIndex, "on_split",
+         "bisect_right(place.positions, upper.end)", "bisect_right(place.positions, upper.end - 1)"),
+    _bug("index_leaks_places", "an index of the waiting grew for ever", WaitingIndex, "_drop_if_empty",
+         "if self._places[key].weight:", "if self._places[key].weight or not isinstance(key, Node):"),
+)
+
+POOL = (
+    _bug("page_handed_out_twice", "the free list gave one page to two requests", PageAllocator, "alloc",
+         "self._free -= n", "self._free -= n - (n > 1)"),
+    _bug("freed_in_wrong_order", "the free list held a page twice", PageAllocator, "free_pages",
+         "= pages[::-1]", "= pages[0]"),
+    _bug("double_free", "pages of an aborted request were freed by two owners", KVManager, "_free",
+         "self._free_locs(self.table.locs[row, start:end])",
+         "[self._free_locs(self.table.locs[row, start:end]) for _ in range(2)]"),
+    _bug("release_leaks_tail", "memory leak detected: the private tail was never freed", KVManager, "release",
+         "self._free(row, whole, end)", "self._free(row, whole, end) if upto else None"),
+    _bug("release_leaks_duplicates", "a request that lost a race for the tree leaked its own copy", KVManager, "release",
+         "self._free(row, start, start + self._merge(row, handle, ids[:whole], start))",
+         "self._merge(row, handle, ids[:whole], start)"),
+    _bug("retract_without_unlock", "retracted requests kept their prefix locked", KVManager, "release",
+         "self._cache.unlock(handle)", "self._cache.unlock(handle) if upto != end else None"),
+    _bug("truncate_frees_used_page", "a rejected token took its half-full page along", KVManager, "truncate",
+         "-(-length // self.page_size) * self.page_size", "length // self.page_size * self.page_size"),
+    _bug("undo_forgotten", "cells of a plan that was never made stayed with the row", Planner, "_undo",
+         "self._kv.truncate(row, length)", "pass"),
+    _bug("row_leak", "request rows were not given back after failures", KVManager, "_leave",
+         "self.table.give_row(row)", "pass"),
+    _bug("stale_page_table", "the row's next owner read through the last owner's table", KVManager, "admit",
+         "self.table.locs[row, :cached_len] = handle.locs()", "pass"),
+    _bug("page_opens_at_wrong_place", "a decode step that opens a page wrote beside it", KVManager, "grow_rows",
+         "opens = position % self.page_size == 0", "opens = position % self.page_size == 1"),
+)
+
+LIFE = (
+    _bug("abort_leaks_row", "the state was deleted before the abort: ghosts decoded for minutes", Committer, "end",
+         "if self._rows.in_flight[row] == 0:", "if False:"),
+    _bug("abort_frees_in_flight", "a row was freed and given away while a step still ran on it", Committer, "end",
+         "if self._rows.in_flight[row] == 0:", "if True:"),
+    _bug("retract_in_flight", "overlap and retraction: a retracted request lost the token in flight", Planner, "next",
+         "if not settled:", "if False:"),
+    _bug("preempt_in_flight", "a preempted request was resumed without its last token", Planner, "next",
+         "if not settled and (self.suspects or self._preempt):", "if not settled and self.suspects:"),
+    _bug("retraction_loses_answer", "a retracted request forgot what it had generated", Rows, "leave",
+         "self.n_ids[row]]", "self.n_prompt[row]]"),
+    _bug("retraction_repeats_logprobs", "K + N logprobs for N tokens after a retraction", Planner, "retract",
+         "req.retractions += 1", "req.retractions += 1; req.logprob_from = min(req.logprob_from, 1)"),
+    _bug("retraction_repeats_tokens", "the stream began again after a preemption", Planner, "retract",
+         "req.retractions += 1", "req.retractions += 1; req.n_sent = 0"),
+    _bug("oldest_is_retracted", "preempt, re-add, 0 tokens per second: livelock", Planner, "_victim",
+         "min(candidates[1:])", "min(candidates, key=lambda c: -c[2])"),
+    _bug("always_the_same_victim", "one request was preempted for ever", Planner, "_victim",
+         "req.retractions >= MAX_RETRACTIONS", "False"),
+    _bug("chunk_loses_a_token", "a token at the boundary of two chunks was skipped", Planner, "_finish",
+         "rows.planned[r] = end", "rows.planned[r] = end + ((n_new > 1) & (end < known))"),
+    _bug("match_limit_off_by_one", "a full cache hit left nothing to compute", Req, "match_limit",
+         "len(self.ids) - 1", "len(self.ids)"),
+    _bug("cached_prompt_has_no_logprobs", "a cache hit swallowed the prompt's logprobs", Req, "match_limit",
+         "if self.logprob_from < self.n_prompt:", "if False:"),
+    _bug("prompt_logprobs_off_by_one", "logprobs of a chunked prompt were shifted", Committer, "_prompt_logprobs",
+         "max(req.logprob_from, 1) + len(positions)", "req.logprob_from + len(positions)"),
+    _bug("stale_row_state", "a row's counters survived its owner", Rows, "enter",
+         "self.ahead[row] = self.in_flight[row] = 0", "pass"),
+    _bug("late_token_is_sent", "with overlap, the token after the end of sequence was streamed", Committer, "commit",
+         "live = rows.live[r]", "live = np.ones(len(r), np.bool_)"),
+    _bug("closed_row_goes_on", "a finished request ended twice", Committer, "_close",
+         "self._rows.live[req.row] = False", "pass"),
+    _bug("output_index_stands_still", "coalescing lost tokens because the index was wrong", Committer, "_outputs",
+         "req.n_sent += 1", "req.n_sent += finish is None and req.n_sent < 2"),
+    _bug("cached_len_of_last_admission", "usage counted a retracted request's own tokens as cached", Planner, "_try_admit",
+         "if not req.started:", "if True:"),
+    _bug("released_rows_not_told", "the device kept sampling state of rows that were gone", Planner, "vacate",
+         "self._released.append(row)", "pass"),
+    _bug("stop_before_min_tokens", "min_tokens was ignored", commit, "stop_reason",
+         "if generated >= params.min_tokens:", "if True:"),
+    _bug("min_tokens_off_by_one", "the first token that may end the answer did not", commit, "stop_reason",
+         "generated >= params.min_tokens", "generated > params.min_tokens"),
+    _bug("many_stop_ids_missed", "only the first stop ids were looked at", Rows, "enter",
+         "or len(stops) > STOP_WIDTH", ""),
+    _bug("stop_id_not_named", "the finish reason did not say which stop id matched", commit, "stop_reason",
+         "token if token in params.stop_token_ids else None", "None"),
+    _bug("eos_is_not_ignored", "ignore_eos did nothing", commit, "stop_reason",
+         "if token in stop_set(req, eos_ids):", "if token in (*eos_ids, *params.stop_token_ids):"),
+    _bug("draws_follow_the_step", "seeded answers depended on the company in the batch", FakeDevice, "_sample",
+         "seed, stop, self.vocab_size", "seed, self.steps if seed else stop, self.vocab_size"),
+)
+
+ORDER = (
+    _bug("priority_inverted", "low priority went first", policy, "priority",
+         "-req.request.priority", "req.request.priority"),
+    _bug("priority_pushes_equals", "equals pushed each other out in turn", Planner, "_preempted_by",
+         "if lowest < req.request.priority", "if lowest <= req.request.priority"),
+    _bug("lpm_starves", "longest prefix match starved a request without a prefix", WaitQueue, "head",
+         "if oldest is not None and", "if False and"),
+    _bug("passed_over_not_counted", "the bound on waiting was never reached", WaitQueue, "take",
+         "self._passed_over + 1", "self._passed_over"),
+    _bug("policy_deaf_to_changes", "the queue was sorted by old match lengths", KeyPolicy, "changed",
+         "if self._follows_cache:", "if False:"),
+    _bug("preempted_goes_last", "preempted requests starved behind new arrivals", policy, "fcfs",
+         "not req.started", "req.started"),
+    _bug("queue_bound_ignored", "a burst filled the memory", Scheduler, "_arrive",
+         ">= self._limits.queue_requests", "> self._limits.queue_requests"),
+    _bug("queue_tokens_leak", "after days the queue counted as full", WaitQueue, "remove",
+         "self.tokens -= len(req.ids)", "self.tokens -= req.n_prompt"),
+    _bug("timeout_ignored_while_waiting", "a request waited past its deadline", Scheduler, "_expire",
+         "and req.order == order", "and req.status is Status.RUNNING"),
+    _bug("timeout_of_a_reused_id", "a new request inherited the deadline of an old one", Scheduler, "_expire",
+         "and req.order == order", ""),
+    _bug("budget_ignored", "one long prompt made one long step", Planner, "_try_admit",
+         "n = min(todo, budget)", "n = todo"),
+    _bug("budget_not_reduced", "the decode rows were not counted", Planner, "_plan_running",
+         "budget -= len(single)", "pass"),
+    _bug("impossible_request_waits", "no space left for only one request", Scheduler, "_limit",
+         "most = min(self._model.context_length, self._kv.capacity)", "most = self._model.context_length"),
+)
+
+FAULTS = (
+    _bug("gate_failure_hangs", "a failed compile left its request in the waiting room for ever", GateSet, "poll",
+         "failed.append((req, error))", "self._held[req.order] = req"),
+    _bug("gate_cancel_leak", "an aborted request's compile was never cancelled", Scheduler, "_end",
+         "self._gates.cancel(req)", "self._gates._held.pop(req.order)"),
+    _bug("gate_refusal_leak", "the second gate refused and the first one worked on", GateSet, "hold",
+         "self.cancel(req)", "pass"),
+    _bug("gated_runs_at_once", "a request ran before its grammar was there", Scheduler, "_arrive",
+         "if self._gates.hold(req):", "if self._gates.hold(req) and False:"),
+    _bug("failed_cells_stay_cached", "cells that a failed forward never wrote were served as a cache hit", Scheduler,
+         "_recover", "int(rows.computed[row])", "int(rows.planned[row])"),
+    _bug("discard_keeps_all", "the tree kept what was published by a failed plan", RadixTree, "discard",
+         "if node.end <= keep:", "if True:"),
+    _bug("discard_eldest_first", "the writer of a prefix left before its readers", Scheduler, "_recover",
+         "reversed([row for row in rows.running.tolist() if row in by_row])",
+         "[row for row in rows.running.tolist() if row in by_row]"),
+    _bug("failure_ends_everybody", "one poisoned request took the whole batch along", Scheduler, "_recover",
+         "if req.failures >= MAX_FAILURES or (alone and req in flight.reqs):", "if True:"),
+    _bug("failure_blames_a_neighbour", "whoever was in the batch was blamed", Scheduler, "_recover",
+         "alone = len(affected) == 1", "alone = req is flight.reqs[0] if (req := flight.reqs[0]) else False"),
+    _bug("poison_never_ends", "a poisoned request was tried for ever", Scheduler, "_recover",
+         "if req.failures >= MAX_FAILURES or (alone and req in flight.reqs):", "if False:"),
+    _bug("steps_behind_a_failure_count", "results computed from cells that were never written were used", Scheduler,
+         "_recover", "while self._in_flight:", "while self._in_flight and False:"),
+    _bug("suspects_survive_abort", "an aborted request came back after a failure", Scheduler, "_end",
+         "self._planner.suspects.remove(req)", "pass"),
+    _bug("row_failure_is_silent", "a failed row's client waited for ever", Committer, "commit",
+         "outputs.append(_terminal(req, Finish(\"error\", message=reason, status=500)))", "pass"),
+    _bug("reused_id_is_forgotten", "the late end of an aborted request deleted its successor", Scheduler, "_forget",
+         "self._reqs.get(req.request.rid) is req", "req.request.rid in self._reqs"),
+    _bug("abort_misses_gated", "a disconnect in the waiting room went unnoticed", Scheduler, "_arrive",
+         "self._reqs[request.rid] = req", "self._reqs.setdefault(request.rid, req) if req.status is not Status.GATED else 0"),
+    _bug("abort_all_misses_waiting", "a drain left requests in the queue", Scheduler, "_control",
+         "for req in list(self._reqs.values()):", "for req in [r for r in self._reqs.values() if r.row >= 0]:"),
+)
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS
+BY_NAME = {bug.name: bug for bug in BUGS}
