@@ -34,8 +34,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, print the table, write and draw what was asked for; 1 if a request failed."""
     for path in (arguments.output, arguments.plot):
-        if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"the folder of {path} does not exist")
+        if path is not None:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     from bough.bench.machine import facts
 
     kind = importlib.import_module(KINDS[arguments.kind][0])

@@ -14,8 +14,7 @@ import torch
 
 from bough.base.config import Config, ModelConfig
 from bough.base.errors import ConfigError
-from bough.base.messages import PROTOCOL, Hello, ModelInfo
-from bough.base.params import SamplingParams
+from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
@@ -23,7 +22,7 @@ from bough.device.platform.cpu import CpuPlatform
 from bough.device.quant.dense import dense_linear
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
-from bough.engine.text import load_text
+from bough.engine.text import PROMPT_TAIL, load_text
 from bough.kv.manager import KVManager
 from bough.scheduler.loop import Scheduler
 from bough.text.detokenizer import IncrementalDetokenizer
@@ -97,9 +96,10 @@ def build(config: Config) -> EngineCore:
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor)
 
 
-def _stop_matcher(tokenizer: Tokenizer) -> Callable[[SamplingParams], StopMatcher]:
-    def make(params: SamplingParams) -> StopMatcher:
-        detokenizer = IncrementalDetokenizer(tokenizer)
+def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:
+    def make(request: Request) -> StopMatcher:
+        params = request.params
+        detokenizer = IncrementalDetokenizer(tokenizer, prompt_tail=request.prompt[-PROMPT_TAIL:].tolist())
         return StopMatcher(params.stop, params.stop_regex, params.min_tokens, detokenizer)
 
     return make

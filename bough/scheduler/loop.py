@@ -25,7 +25,6 @@ from bough.base.messages import (
     Stats,
     ToEngine,
 )
-from bough.base.params import SamplingParams
 from bough.base.plan import Executor, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
@@ -76,7 +75,7 @@ class Scheduler:
         executor: Executor[Any],
         clock: Callable[[], float],
         draw: Callable[[], int],
-        stop_matcher: Callable[[SamplingParams], StopMatcher],
+        stop_matcher: Callable[[Request], StopMatcher],
         gates: tuple[Gate, ...] = (),
     ) -> None:
         assert config.max_running is not None and config.step_tokens is not None and config.depth is not None
@@ -185,7 +184,7 @@ class Scheduler:
             deadline=now + request.timeout if request.timeout is not None else float("inf"),
             seed=params.seed if params.seed is not None else self._draw(),
             limit=self._limit(request),
-            stop=self._stop_matcher(params) if params.stop or params.stop_regex else None,
+            stop=self._stop_matcher(request) if params.stop or params.stop_regex else None,
             ids=request.prompt,
             logprob_from=initial_logprob_from(request),
         )

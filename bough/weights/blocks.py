@@ -24,8 +24,9 @@ Floats = npt.NDArray[np.float32]
 # Structured blocks, or the integers unpacked from them.
 Blocks = npt.NDArray[Any]
 
-# Values decoded at a time: the float32 piece and its source stay within a core's cache.
-PIECE = 1 << 17
+# Values decoded at a time: few enough that the float32 piece stays within a core's cache and that torch converts it
+# on the calling thread. Waking the others for each piece costs more than it saves, and seconds on a busy machine.
+PIECE = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)

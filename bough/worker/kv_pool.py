@@ -12,7 +12,8 @@ Tensor = torch.Tensor
 class KVPool:
     """Keys and values, one tensor each per layer: [n_tokens, KH, D], indexed by loc.
 
-    The cells start as zeros, which the system backs with memory only when they are written.
+    The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
+    before that.
 
     Attributes:
         k, v: one tensor per layer.
@@ -23,6 +24,6 @@ class KVPool:
         size = (n_tokens, shape.n_kv_heads, shape.head_dim)
 
         def cells() -> list[Tensor]:
-            return [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.n_layers)]
+            return [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.n_layers)]
 
         self.k, self.v = cells(), cells()

@@ -67,7 +67,7 @@ def test_a_cache_that_cannot_be_written_is_named(fresh: Path) -> None:
 
 
 def test_a_stale_packaged_library_is_not_used(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stale = fresh.parent / "kernels.so"
+    stale = fresh.parent / "broken.so"
     stale.write_bytes(b"not a library")
     monkeypatch.setattr(build, "PACKAGED", stale)
     monkeypatch.setattr(build, "cached_library", lambda: stale)

@@ -173,6 +173,30 @@ def test_arc_finds_the_ghost_of_a_tail_in_whole_pages():
     assert tree.evict(10) == [2]
 
 
+def test_arc_keeps_its_books_through_splits():
+    policy = AdaptiveEviction()
+    tree = Tree(policy)
+    tree.use(1, 2)
+    tree.use(1, 2)
+    assert policy._tokens == [0, 20]
+    tree.use(1, 3)  # splits a frequent node: both parts stay frequent
+    assert policy._tokens == [10, 20]
+    assert tree.evict() == [3]
+    tree.use(1, 3)  # its ghost is found below the new upper part
+    assert policy._tokens == [0, 30] and policy._target == 10
+    assert policy._ghosts[0].n_tokens == policy._ghosts[1].n_tokens == 0
+
+
+def test_arc_finds_a_ghost_from_before_the_split():
+    policy = AdaptiveEviction()
+    tree = Tree(policy)
+    tree.use(1, 2)
+    assert tree.evict() == [2]
+    tree.use(1, 3)  # grows the rest of the leaf in place
+    tree.use(1, 2)  # splits it, and 2 comes back below the upper part
+    assert policy._target == 10 and policy._ghosts[0].n_tokens == 0
+
+
 def test_an_unknown_policy_is_named():
     with pytest.raises(ConfigError, match="lru"):
         EVICTIONS.get("mru")

@@ -59,11 +59,11 @@ class Fairness:
             return
         if self._clock() - oldest.arrival > self._settings.max_wait:
             self._passed += 1
-            require(self._passed < OVERDUE_SHARE, "I10 waiting", f"{self._passed} passed over {oldest.request.rid}")
+            require(self._passed < OVERDUE_SHARE, "I10 waiting", "{} passed over {}", self._passed, oldest.request.rid)
         key = self._key()
         if key is not None:
             best = min(waiting, key=key)
-            require(req is best, "I13 order", f"{req.request.rid} was admitted before {best.request.rid}")
+            require(req is best, "I13 order", "{} was admitted before {}", req.request.rid, best.request.rid)
 
     def _key(self) -> Callable[[Req], tuple[object, ...]] | None:
         """The policy's order, from scratch; None for those whose order is their own affair."""
@@ -103,7 +103,7 @@ class Fairness:
             if head is None and req.retractions >= MAX_RETRACTIONS:
                 others = [rows.req(other).retractions for other in rows.running.tolist()[1:]]
                 require(min(others, default=0) >= MAX_RETRACTIONS or planner.suspects, "I10 retraction",
-                        f"{req.request.rid} again, after {req.retractions} times")
+                        "{} again, after {} times", req.request.rid, req.retractions)
             retract(row)
 
         planner.retract = watched  # type: ignore[method-assign]
@@ -136,11 +136,12 @@ class Fairness:
             freed = evict(n_tokens)
             require(not held & set(freed.tolist()), "I4 locked", "locked tokens were evicted")
             size = self._settings.page_size
-            wanted = -(-n_tokens // size) * size
-            require(len(freed) >= min(n_tokens, wanted) or not tree.evictable_tokens, "I4 evict", "too little was evicted")
+            enough = n_tokens <= len(freed) < n_tokens + size or not tree.evictable_tokens
+            require(enough, "I4 evict", "{} tokens for {}", len(freed), n_tokens)
             left = _leaf_ends(tree)
             if len(freed) and left:
-                require(int(used[freed].max()) <= int(used[left].min()), "I4 order", "a newer leaf went before an older")
+                newest, oldest = int(used[freed].max()), int(used[left].min())
+                require(newest <= oldest, "I4 order", "a newer leaf went before an older")
             return freed
 
         tree.lock, tree.unlock, tree.evict = watched_lock, watched_unlock, watched_evict  # type: ignore[method-assign]

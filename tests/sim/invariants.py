@@ -30,7 +30,8 @@ def mix_all(states: U64, values: U64) -> U64:
     z = states + (values + _1) * _GOLDEN
     z = (z ^ (z >> _30)) * _A
     z = (z ^ (z >> _27)) * _B
-    return z ^ (z >> _31)
+    mixed: U64 = z ^ (z >> _31)
+    return mixed
 
 
 def tree_of(kv: KVManager) -> RadixTree | None:
@@ -77,10 +78,10 @@ class Checker:
         locks: dict[Node, int] = {}
         for row, handle in enumerate(kv._handles):
             if handle is None:
-                require(kv.n_cells[row] == 0, "I7 rows", f"the free row {row} has cells")
+                require(kv.n_cells[row] == 0, "I7 rows", "the free row {} has cells", row)
                 continue
             start, end = int(kv.n_published[row]), int(kv.n_cells[row])
-            require(start % size == 0 and start <= end, "I7 rows", f"row {row} shares a part of a page")
+            require(start % size == 0 and start <= end, "I7 rows", "row {} shares a part of a page", row)
             owners += (kv.table.locs[row, start:end:size] // size).tolist()
             if tree is not None:
                 node: Node | None = handle.node
@@ -89,11 +90,11 @@ class Checker:
                     locks[node] = locks.get(node, 0) + 1
                     length += node.n_tokens
                     node = node.parent
-                require(length == start, "I7 rows", f"row {row}: handle at {length}, published {start}")
+                require(length == start, "I7 rows", "row {}: handle at {}, published {}", row, length, start)
         n_tree = locked = 0
         for node in all_nodes:
             self._well_formed(node, size)
-            require(node.locks == locks.pop(node, 0), "I3 locks", f"{node.locks} locks of a node are wrong")
+            require(node.locks == locks.pop(node, 0), "I3 locks", "{} locks of a node are wrong", node.locks)
             owners += (np.frombuffer(node.locs, np.int32)[::size] // size).tolist()
             n_tree += node.n_tokens
             locked += node.n_tokens if node.locks else 0
@@ -101,7 +102,7 @@ class Checker:
         if tree is not None:
             require((tree.total_tokens, tree.locked_tokens) == (n_tree, locked), "I4 counters", "the tree miscounts")
         owners.sort()
-        require(owners == list(range(kv.pages.n_pages)), "I1 one owner", f"of {kv.pages.n_pages} pages: {owners}")
+        require(owners == list(range(kv.pages.n_pages)), "I1 one owner", "of {} pages: {}", kv.pages.n_pages, owners)
         usage = kv.usage()
         require(
             usage.free == n_free * size
@@ -162,33 +163,33 @@ class Checker:
         where = np.concatenate(locs)
         right = mix_all(np.concatenate(befores), np.concatenate(tokens).astype(np.uint64))
         wrong = cells[where] != right
-        require(not wrong.any(), "I6 content", f"cells {where[wrong][:8].tolist()} hold something else")
+        require(not wrong.any(), "I6 content", "cells {} hold something else", where[wrong][:8].tolist())
 
     def _rows(self) -> None:
         rows, kv = self._scheduler._rows, self._kv
         running = rows.running.tolist()
         require(len(set(running)) == len(running) <= len(rows.live), "I7 rows", "a row runs twice")
         taken = [row for row, handle in enumerate(kv._handles) if handle is not None]
-        require(sorted(running) == taken, "I7 rows", f"{running} run, {taken} are taken")
+        require(sorted(running) == taken, "I7 rows", "{} run, {} are taken", running, taken)
         device_rows = self._pipeline.held_rows()
         for row in running:
             req, planned = rows.req(row), int(rows.planned[row])
             require(req.row == row, "I7 rows", "a request does not know its row")
             require(
-                req.status is Status.RUNNING or rows.in_flight[row] > 0, "I9 ghost", f"row {row} outlives its request"
+                req.status is Status.RUNNING or rows.in_flight[row] > 0, "I9 ghost", "row {} outlives its request", row
             )
             require(
-                0 <= rows.computed[row] <= planned == kv.n_cells[row], "I7 rows", f"row {row}: cells and plan differ"
+                0 <= rows.computed[row] <= planned == kv.n_cells[row], "I7 rows", "row {}: cells and plan differ", row
             )
             if rows.live[row]:
-                require(planned <= rows.n_ids[row] + rows.ahead[row], "I7 rows", f"row {row} is planned too far")
-            require(row in device_rows, "I7 rows", f"the device does not know row {row}")
+                require(planned <= rows.n_ids[row] + rows.ahead[row], "I7 rows", "row {} is planned too far", row)
+            require(row in device_rows, "I7 rows", "the device does not know row {}", row)
 
     def _device_table(self) -> None:
         rows, host, device = self._scheduler._rows, self._kv.table.locs, self._pipeline.device.page_table
         for row in rows.running.tolist():
             n = int(rows.planned[row])
-            require(host[row, :n].tobytes() == device[row, :n].tobytes(), "I7 rows", f"row {row}: stale page table")
+            require(host[row, :n].tobytes() == device[row, :n].tobytes(), "I7 rows", "row {}: stale page table", row)
 
     # -- the index of waiting requests against a fresh match
 
@@ -196,7 +197,7 @@ class Checker:
         queue, kv = self._scheduler._queue, self._kv
         for req in queue.reqs():
             fresh = kv.match_len(req.request.namespace, req.ids, req.match_limit)
-            require(queue.length(req) == fresh, "index", f"{queue.length(req)} for {fresh} cached tokens")
+            require(queue.length(req) == fresh, "index", "{} for {} cached tokens", queue.length(req), fresh)
         waiting = sorted(queue._index._waiters)
         require(waiting == sorted(req.order for req in queue.reqs()), "index", "other requests than the queue's")
 
@@ -211,15 +212,15 @@ class Checker:
         require(not len(scheduler._rows) and not len(scheduler._queue), name, "rows or queue")
         require(not len(scheduler._gates) and not scheduler._planner.suspects, name, "gates or suspects")
         for gate in simulation.gates:
-            require(not gate.work, name, f"a gate still works for {list(gate.work)}")
-        require(not scheduler._queue.tokens, name, f"{scheduler._queue.tokens} tokens in an empty queue")
-        require(not usage.locked and not usage.private and not usage.rows, name, str(usage))
+            require(not gate.work, name, "a gate still works for {}", list(gate.work))
+        require(not scheduler._queue.tokens, name, "{} tokens in an empty queue", scheduler._queue.tokens)
+        require(not usage.locked and not usage.private and not usage.rows, name, "{}", usage)
         require(not len(kv.waiting), name, "the index of waiting requests")
         require(not kv.waiting._places and not kv.waiting._roots, name, "places of the index")
         released = scheduler._planner._released
         require(sorted(released) == sorted(self._pipeline.held_rows()), name, "the device keeps rows for ever")
         kv.flush()
         usage = kv.usage()
-        require(usage.free == usage.total and not usage.tree, name, str(usage))
+        require(usage.free == usage.total and not usage.tree, name, "{}", usage)
         kv.check()
         scheduler.check()

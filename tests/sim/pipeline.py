@@ -23,9 +23,10 @@ class Violation(AssertionError):
         self.name = name
 
 
-def require(condition: object, name: str, text: str = "") -> None:
+def require(condition: object, name: str, text: str = "", *parts: object) -> None:
+    """Raise a :class:`Violation` unless ``condition`` holds; ``text`` is formatted with ``parts`` only then."""
     if not condition:
-        raise Violation(name, text)
+        raise Violation(name, text.format(*parts))
 
 
 class ForwardFailed(Exception):
@@ -40,6 +41,8 @@ class Step:
     launched: Launched
     rids: list[str]
     digest: int
+    behind: bool = False
+    """It was launched behind one that failed."""
 
     def result(self) -> StepResult:
         return self.pipeline.deliver(self)
@@ -132,15 +135,14 @@ class Pipeline:
 
     def _blame(self, step: Step) -> None:
         """Bookkeeping of who may be ended for this failure. Everything in flight behind it is affected too."""
-        if step.launched.outcome.args[:1] == ("behind",):
+        if step.behind:
             return
         if len(step.rids) == 1:
             self.blamed.add(step.rids[0])
         affected = dict.fromkeys(step.rids)
         for later in self._steps:
             affected |= dict.fromkeys(later.rids)
-            if isinstance(later.launched.outcome, Exception):
-                later.launched.outcome.args = ("behind",)
+            later.behind = True
         for rid in affected:
             self.failures[rid] = self.failures.get(rid, 0) + 1
 
@@ -169,8 +171,8 @@ class Pipeline:
         self._last_step = plan.step
         n_tokens = int(plan.n_new.sum())
         self.planned_tokens += n_tokens
-        require(0 < n_tokens <= settings.step_tokens, "budget", f"{n_tokens} tokens of {settings.step_tokens}")
-        require(len(rows) <= settings.max_running, "budget", f"{len(rows)} rows of {settings.max_running}")
+        require(0 < n_tokens <= settings.step_tokens, "budget", "{} tokens of {}", n_tokens, settings.step_tokens)
+        require(len(rows) <= settings.max_running, "budget", "{} rows of {}", len(rows), settings.max_running)
         require(len(set(rows)) == len(rows), "plan", "a row is planned twice")
         require(len(plan.tokens) == len(plan.out_loc) == n_tokens, "plan", "the columns differ in length")
         require(min(plan.n_new) >= 1, "plan", "a row computes nothing")
@@ -178,14 +180,14 @@ class Pipeline:
         require(len(set(out)) == len(out), "plan", "two tokens go to one loc")
         require(0 <= min(out) and max(out) < settings.n_cells, "plan", "a loc is outside the pool")
         for row in plan.released.tolist():
-            require(self._on_row.pop(row, None), "rows", f"row {row} is released and was not admitted")
+            require(self._on_row.pop(row, None), "rows", "row {} is released and was not admitted", row)
         for init in plan.admitted:
-            require(init.row not in self._on_row, "rows", f"row {init.row} is admitted while it is taken")
+            require(init.row not in self._on_row, "rows", "row {} is admitted while it is taken", init.row)
             self._on_row[init.row] = self._arrivals[init.seed]
             self._lengths[init.row] = len(init.prefix_locs)
         for row, start, n in zip(rows, plan.start.tolist(), plan.n_new.tolist()):
-            require(row in self._on_row, "rows", f"row {row} is planned and was not admitted")
-            require(start == self._lengths[row], "plan", f"row {row} has {self._lengths[row]} tokens, not {start}")
+            require(row in self._on_row, "rows", "row {} is planned and was not admitted", row)
+            require(start == self._lengths[row], "plan", "row {} has {} tokens, not {}", row, self._lengths[row], start)
             self._lengths[row] = start + n
 
     # -- for the checks

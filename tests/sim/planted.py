@@ -8,17 +8,14 @@ when that function changes.
 from __future__ import annotations
 
 import inspect
-import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 from bough.kv.eviction import RankedEviction
 from bough.kv.manager import KVManager
-from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
 from bough.kv.radix import RadixTree
 from bough.kv.waiting import WaitingIndex
@@ -56,15 +53,14 @@ class Bug:
 def _edited(edit: Edit) -> Any:
     """The function of ``edit``, compiled again with the change."""
     original = inspect.getattr_static(edit.owner, edit.name)
-    function: Callable[..., Any] = original.fget if isinstance(original, property) else original
+    function: Any = original.fget if isinstance(original, property) else original
     source = textwrap.dedent(inspect.getsource(function))
     if source.count(edit.old) != 1:
         raise LookupError(f"{edit.name} has {source.count(edit.old)} times {edit.old!r}: renew the planted bug")
     scope: dict[str, Any] = {}
     code = "from __future__ import annotations\n" + source.replace(edit.old, edit.new)
     exec(compile(code, f"<planted in {edit.name}>", "exec"), function.__globals__, scope)
-    made = scope[edit.name]
-    return made if isinstance(made, property | FunctionType) else made
+    return scope[edit.name]
 
 
 @contextmanager
@@ -87,8 +83,9 @@ CACHE = (
          "self._roots.get(ns)", "next(iter(self._roots.values()), None)"),
     _bug("adapter_not_in_key", "the external KV key left the adapter out", KVManager, "admit",
          "self._cache.match(ns, ", "self._cache.match(Namespace(ns.model, '', ns.tenant, ns.salt), "),
-    _bug("salt_aliases_tenant", "a client's key could take the value that the server gives to an adapter", KVManager,
-         "admit", "self._cache.match(ns, ", "self._cache.match(Namespace(ns.model, ns.adapter, '', ns.tenant or ns.salt), "),
+    _bug("salt_aliases_tenant", "a client's key could take the value that the server gives to an adapter",
+         KVManager, "admit", "self._cache.match(ns, ",
+         "self._cache.match(Namespace(ns.model, ns.adapter, '', ns.tenant or ns.salt), "),
     _bug("hit_without_comparing_tokens", "a hash hit was taken for equality", RadixTree, "_walk",
          "if rest != child.key:", "if len(rest) != len(child.key):"),
     _bug("partial_page_shared", "a partly filled last page was matched and then written by two", RadixTree, "_walk",
@@ -110,15 +107,14 @@ CACHE = (
          "node.stamp = self._now", "pass"),
     _bug("eviction_newest_first", "the order of the heap was turned around", RankedEviction, "offer",
          "self._rank(node)", "(-self._rank(node)[0], 0)"),
-    _bug("insert_takes_duplicates", "a duplicate insert leaked the pages that the tree had already", RadixTree, "insert",
-         "return known // WIDTH", "return 0"),
+    _bug("insert_takes_duplicates", "a duplicate insert leaked the pages that the tree had already", RadixTree,
+         "insert", "return known // WIDTH", "return 0"),
     _bug("publish_over_another_copy", "two copies of one prefix got mixed up", KVManager, "publish",
          "end > start and not handle.follows(ids[start : start + self.page_size])", "end > start"),
-    _bug("flush_drops_locked", "flush_cache under load pulled the cache from under running requests", KVManager, "flush",
-         "self._cache.evict(self._cache.total_tokens - self._cache.locked_tokens)",
-         "[n for n in self._cache._roots.values() for n in n.children.values()] and"
-         " self._cache._trim(next(n for r in self._cache._roots.values() for n in r.children.values()), 0, evicted=True)"
-         " and np.zeros(0, np.int32) if self._cache.locked_tokens else self._cache.evict(self._cache.total_tokens)"),
+    _bug("flush_drops_locked", "flush_cache under load pulled the cache from under running requests", KVManager,
+         "flush", "locs = self._cache.evict(",
+         "[setattr(node, 'locks', 0) for root in self._cache._roots.values() for node in root.children.values()]\n"
+         "    locs = self._cache.evict("),
     _bug("index_misses_growth", "waiting requests never learned of what was cached since", WaitingIndex, "on_extend",
          "for waiter in list(group.values()):", "for waiter in list(group.values())[1:]:"),
     _bug("index_misses_eviction", "waiting requests counted on what had been evicted", WaitingIndex, "on_shrink",
@@ -139,8 +135,8 @@ POOL = (
          "[self._free_locs(self.table.locs[row, start:end]) for _ in range(2)]"),
     _bug("release_leaks_tail", "memory leak detected: the private tail was never freed", KVManager, "release",
          "self._free(row, whole, end)", "self._free(row, whole, end) if upto else None"),
-    _bug("release_leaks_duplicates", "a request that lost a race for the tree leaked its own copy", KVManager, "release",
-         "self._free(row, start, start + self._merge(row, handle, ids[:whole], start))",
+    _bug("release_leaks_duplicates", "a request that lost a race for the tree leaked its own copy", KVManager,
+         "release", "self._free(row, start, start + self._merge(row, handle, ids[:whole], start))",
          "self._merge(row, handle, ids[:whole], start)"),
     _bug("retract_without_unlock", "retracted requests kept their prefix locked", KVManager, "release",
          "self._cache.unlock(handle)", "self._cache.unlock(handle) if upto != end else None"),
@@ -173,8 +169,6 @@ LIFE = (
          "req.retractions += 1", "req.retractions += 1; req.n_sent = 0"),
     _bug("oldest_is_retracted", "preempt, re-add, 0 tokens per second: livelock", Planner, "_victim",
          "min(candidates[1:])", "min(candidates, key=lambda c: -c[2])"),
-    _bug("always_the_same_victim", "one request was preempted for ever", Planner, "_victim",
-         "req.retractions >= MAX_RETRACTIONS", "False"),
     _bug("chunk_loses_a_token", "a token at the boundary of two chunks was skipped", Planner, "_finish",
          "rows.planned[r] = end", "rows.planned[r] = end + ((n_new > 1) & (end < known))"),
     _bug("match_limit_off_by_one", "a full cache hit left nothing to compute", Req, "match_limit",
@@ -191,8 +185,8 @@ LIFE = (
          "self._rows.live[req.row] = False", "pass"),
     _bug("output_index_stands_still", "coalescing lost tokens because the index was wrong", Committer, "_outputs",
          "req.n_sent += 1", "req.n_sent += finish is None and req.n_sent < 2"),
-    _bug("cached_len_of_last_admission", "usage counted a retracted request's own tokens as cached", Planner, "_try_admit",
-         "if not req.started:", "if True:"),
+    _bug("cached_len_of_last_admission", "usage counted a retracted request's own tokens as cached", Planner,
+         "_try_admit", "if not req.started:", "if True:"),
     _bug("released_rows_not_told", "the device kept sampling state of rows that were gone", Planner, "vacate",
          "self._released.append(row)", "pass"),
     _bug("stop_before_min_tokens", "min_tokens was ignored", commit, "stop_reason",
@@ -269,7 +263,7 @@ FAULTS = (
     _bug("reused_id_is_forgotten", "the late end of an aborted request deleted its successor", Scheduler, "_forget",
          "self._reqs.get(req.request.rid) is req", "req.request.rid in self._reqs"),
     _bug("abort_misses_gated", "a disconnect in the waiting room went unnoticed", Scheduler, "_arrive",
-         "self._reqs[request.rid] = req", "self._reqs.setdefault(request.rid, req) if req.status is not Status.GATED else 0"),
+         "self._reqs[request.rid] = req", "self._reqs |= {} if req.status is Status.GATED else {request.rid: req}"),
     _bug("abort_all_misses_waiting", "a drain left requests in the queue", Scheduler, "_control",
          "for req in list(self._reqs.values()):", "for req in [r for r in self._reqs.values() if r.row >= 0]:"),
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
-
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
 
 from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
@@ -99,9 +98,9 @@ class Script:
     events: list[Event] = field(default_factory=list)
 
 
-FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "quit", "priority", "timeout", "jump", "flush",
-            "gates", "poison", "transient", "row_failure", "queue_bound", "namespaces", "prompt_logprobs", "logprobs",
-            "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long",
+FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "quit", "priority", "timeout", "jump",
+            "flush", "gates", "poison", "transient", "row_failure", "queue_bound", "namespaces", "prompt_logprobs",
+            "logprobs", "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long",
             "pressure")  # fmt: skip
 
 
@@ -231,9 +230,9 @@ class _Writer:
             made.append(arrival)
         return made
 
-    def _misfortunes(self, n_prompt: int, n_new: int) -> dict[str, object]:
+    def _misfortunes(self, n_prompt: int, n_new: int) -> dict[str, Any]:
         rng = self._rng
-        out: dict[str, object] = {}
+        out: dict[str, Any] = {}
         if self._maybe("quit"):
             out["quit_after"] = rng.randint(0, max(1, n_new))
         if self._gate_count and self._maybe("gates"):
@@ -251,7 +250,8 @@ class _Writer:
         room = CONTEXT - len(prompt)
         # Answers that are long against their prompts and the pool outrun what admission left room for.
         n = min(room, rng.choice((1, 2, 6, 14, 24)) if not self._maybe("pressure") else rng.randint(20, 60))
-        options: dict[str, object] = {"max_tokens": n, "temperature": 0.0, "ignore_eos": rng.random() < 0.6 + self._on["pressure"]}
+        ignore_eos = rng.random() < 0.6 + self._on["pressure"]
+        options: dict[str, object] = {"max_tokens": n, "temperature": 0.0, "ignore_eos": ignore_eos}
         if self._maybe("sampling"):
             options |= {"temperature": 1.0, "seed": rng.choice((0, None))}
         if self._maybe("logprobs"):

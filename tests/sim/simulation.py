@@ -121,13 +121,13 @@ class Simulation:
         )
         self.scheduler = Scheduler(
             config, Limits(queue_requests=settings.queue_requests), MODEL, self.kv, self.pipeline,
-            clock=lambda: self.now, draw=self._draw, stop_matcher=_stop_matcher, gates=tuple(self.gates),
+            clock=self._clock, draw=self._draw, stop_matcher=_stop_matcher, gates=tuple(self.gates),
         )
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
         self._checker = Checker(self.scheduler, self.kv, self.pipeline)
         self._held_back: list[Arrive] = []
-        self._quiet = self._barren = 0
+        self._quiet = self._barren = self._readings = 0
         self._rejected = 0
         self._controls = 0
 
@@ -137,7 +137,7 @@ class Simulation:
         """Play the script and then wait for the end; returns a checksum of all plans and outputs."""
         while self._events or self._held_back or not self.scheduler.idle:
             self.step()
-        require(not self.readers, "I10 drain", f"the scheduler is idle and owes {list(self.readers)} an end")
+        require(not self.readers, "I10 drain", "the scheduler is idle and owes {} an end", list(self.readers))
         self._checker.drained(self)
         self._add_up()
         return zlib.crc32(self.pipeline.crc.to_bytes(8, "little"), self.crc)
@@ -148,14 +148,14 @@ class Simulation:
             self._arrive(arrival)
         while self._events and self._events[-1].step <= self.steps:
             self._play(self._events.pop())
-        launches, began = self.pipeline.launches, self.now
+        launches, began, self._readings = self.pipeline.launches, self.now, 0
         self.scheduler.step()
         self.steps += 1
         news = self._read()
         self._progress(news, self.pipeline.launches > launches)
         self._checker.step()
         for rid, reader in list(self.readers.items()):
-            require(reader.deadline > began, "timeout", f"{rid} is past its deadline")
+            require(reader.deadline > began, "timeout", "{} is past its deadline", rid)
             if reader.arrival.quit_after is not None and len(reader.tokens) >= reader.arrival.quit_after:
                 self._abort(rid)
         self.now += TICK
@@ -195,11 +195,11 @@ class Simulation:
         status = reader.finish.status if reader.finish is not None else 200
         need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
         if waiting >= self._settings.queue_requests:
-            require(status == 429, "I11 queue", f"{request.rid} got {status} and {waiting} wait")
+            require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
         elif need > most or _refused_by_gates(arrival):
-            require(status == 400, "I8 refusal", f"{request.rid} got {status}")
+            require(status == 400, "I8 refusal", "{} got {}", request.rid, status)
         else:
-            require(reader.finish is None, "I8 refusal", f"{request.rid} got {reader.finish}")
+            require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
         self._rejected += status != 200
 
     def _abort(self, *rids: str) -> None:
@@ -211,7 +211,7 @@ class Simulation:
         self.scheduler.receive(AbortMessage(list(rids)))
         self._read()
         for rid in rids:
-            require(rid not in self.readers, "abort", f"{rid} goes on after an abort")
+            require(rid not in self.readers, "abort", "{} goes on after an abort", rid)
 
     def _control(self, op: str) -> None:
         self._controls += 1
@@ -221,13 +221,13 @@ class Simulation:
         locked = self.kv.usage().locked
         self.scheduler.receive(ControlMessage(self._controls, op))  # type: ignore[arg-type]
         replies = [m for m in self.scheduler.outbox if isinstance(m, ControlReply)]
-        require([(r.id, r.ok) for r in replies] == [(self._controls, True)], "control", f"{op}: {replies}")
+        require([(r.id, r.ok) for r in replies] == [(self._controls, True)], "control", "{}: {}", op, replies)
         self._read()
         if op == "abort_all":
-            require(not self.readers, "abort", f"{list(self.readers)} go on after abort_all")
+            require(not self.readers, "abort", "{} go on after abort_all", list(self.readers))
         elif op == "flush_cache":
             usage = self.kv.usage()
-            require(usage.tree == usage.locked == locked, "flush", f"{locked} were locked, now {usage}")
+            require(usage.tree == usage.locked == locked, "flush", "{} were locked, now {}", locked, usage)
 
     # -- what clients read
 
@@ -250,7 +250,8 @@ class Simulation:
         reader = self.readers.get(rid)
         if reader is None:
             raise Violation("I9 terminal", f"news of {rid}, which has ended: {output}")
-        require(output.index == len(reader.tokens), "I9 log", f"{rid}: index {output.index} after {len(reader.tokens)}")
+        n = len(reader.tokens)
+        require(output.index == n, "I9 log", "{}: index {} after {} tokens", rid, output.index, n)
         reader.tokens += output.tokens
         reader.logprobs += [(p.token, p.logprob) for p in output.logprobs or ()]
         reader.prompt_logprobs += [(p.token, p.logprob) for p in output.prompt_logprobs or ()]
@@ -265,44 +266,48 @@ class Simulation:
     def _compare(self, rid: str, reader: Reader, output: Output) -> None:
         expected, n = reader.expected, len(reader.tokens)
         arrival = reader.arrival
-        require(reader.tokens == expected.tokens[:n], "I8 tokens", f"{rid}: {reader.tokens} for {expected.tokens}")
+        require(reader.tokens == expected.tokens[:n], "I8 tokens", "{}: {} for {}", rid, reader.tokens, expected.tokens)
         ran = n > 0 or output.n_cached > 0 or output.prompt_logprobs is not None
         shut = self.steps < reader.opens or any(delay < 0 or fails for delay, fails in arrival.gates)
-        require(not (ran and shut), "I9 gate", f"{rid} ran before its gate was open")
+        require(not (ran and shut), "I9 gate", "{} ran before its gate was open", rid)
         want = expected.logprobs[:n] if arrival.request.params.logprobs is not None else []
-        require(reader.logprobs == want, "I8 logprobs", f"{rid}: {reader.logprobs} for {want}")
+        require(reader.logprobs == want, "I8 logprobs", "{}: {} for {}", rid, reader.logprobs, want)
         k = len(reader.prompt_logprobs)
         require(reader.prompt_logprobs == expected.prompt_logprobs[:k], "I8 prompt logprobs",
-                f"{rid}: {reader.prompt_logprobs} for {expected.prompt_logprobs}")
-        require(n == 0 or k == len(expected.prompt_logprobs), "I8 prompt logprobs", f"{rid}: {k} before the first token")
-        require(output.n_prompt == len(arrival.request.ids) // 4, "I8 usage", f"{rid}: {output.n_prompt} prompt tokens")
+                "{}: {} for {}", rid, reader.prompt_logprobs, expected.prompt_logprobs)
+        complete = n == 0 or k == len(expected.prompt_logprobs)
+        require(complete, "I8 prompt logprobs", "{}: {} before the first token", rid, k)
+        n_prompt = len(arrival.request.ids) // 4
+        require(output.n_prompt == n_prompt, "I8 usage", "{}: {} prompt tokens", rid, output.n_prompt)
         cached = self.pipeline.cached_len.get(rid + f"/{arrival.seed}", 0)
-        require(output.n_cached == cached, "I8 usage", f"{rid}: {output.n_cached} cached tokens, {cached} used")
+        require(output.n_cached == cached, "I8 usage", "{}: {} cached tokens, {} used", rid, output.n_cached, cached)
 
     def _judge(self, rid: str, reader: Reader, finish: Finish) -> None:
         expected, arrival = reader.expected, reader.arrival
         match finish.kind:
             case "abort":
-                require(reader.aborted, "I8 finish", f"{rid} was aborted by nobody")
+                require(reader.aborted, "I8 finish", "{} was aborted by nobody", rid)
             case "timeout":
-                require(reader.deadline <= self.now, "I8 finish", f"{rid} timed out {reader.deadline - self.now} early")
+                early = reader.deadline - self.now
+                require(early <= 0, "I8 finish", "{} timed out {} early", rid, early)
             case "error":
                 self._judge_error(rid, arrival, finish)
             case _:
                 got = (reader.tokens, finish.kind, finish.matched, len(reader.prompt_logprobs))
                 want = (expected.tokens, expected.kind, expected.matched, len(expected.prompt_logprobs))
-                require(got == want, "I8 finish", f"{rid}: {got} for {want}")
+                require(got == want, "I8 finish", "{}: {} for {}", rid, got, want)
 
     def _judge_error(self, rid: str, arrival: Arrive, finish: Finish) -> None:
         if finish.status == 500:
             owner = f"{rid}/{arrival.seed}"
             blamed = owner in self.pipeline.blamed or self.pipeline.failures.get(owner, 0) >= MAX_FAILURES
             guilty = arrival.fail_at >= 0 and "finite" in finish.message
-            require(blamed or guilty, "I8 innocent", f"{rid} was ended for another's failure")
+            require(blamed or guilty, "I8 innocent", "{} was ended for another's failure", rid)
         elif finish.status == 400 and "gate" in finish.message:
-            require(any(delay < 0 or fails for delay, fails in arrival.gates), "I8 finish", f"{rid}: no gate of it failed")
+            failed = any(delay < 0 or fails for delay, fails in arrival.gates)
+            require(failed, "I8 finish", "{}: no gate of it failed", rid)
         else:
-            require(finish.status in (400, 429), "I8 finish", f"{rid}: {finish}")
+            require(finish.status in (400, 429), "I8 finish", "{}: {}", rid, finish)
 
     # -- what must go on
 
@@ -311,22 +316,23 @@ class Simulation:
         scheduler = self.scheduler
         runnable = len(self.readers) > len(scheduler._gates)
         self._quiet = 0 if launched or news or not runnable else self._quiet + 1
-        require(self._quiet <= 3, "I10 progress", f"no plan and no news in {self._quiet} steps")
+        require(self._quiet <= 3, "I10 progress", "no plan and no news in {} steps", self._quiet)
         self._barren = 0 if news or not runnable else self._barren + 1
         most = 3 * CONTEXT + 50
-        require(self._barren <= most, "I10 progress", f"no news in {self._barren} steps")
-        require(self.steps < 20_000, "I10 drain", "no end")
+        require(self._barren <= most, "I10 progress", "no news in {} steps", self._barren)
+        require(self.steps < 5000, "I10 drain", "no end")
 
     def _add_up(self) -> None:
         """The counters against what clients saw."""
         stats = self.scheduler.stats()
         ended = len(self.ended)
-        require(stats.finished + stats.rejected == ended, "I8 counters", f"{stats.finished} + {stats.rejected} of {ended}")
-        require(stats.rejected == self._rejected, "I8 counters", f"{stats.rejected} of {self._rejected} rejections")
+        counted = stats.finished + stats.rejected
+        require(counted == ended, "I8 counters", "{} of {} ended", counted, ended)
+        require(stats.rejected == self._rejected, "I8 counters", "{} of {} rejections", stats.rejected, self._rejected)
         require(stats.generated_tokens == sum(len(r.tokens) for r in self.ended), "I8 counters", "generated tokens")
         require(stats.computed_tokens == self.pipeline.planned_tokens, "I8 counters", "computed tokens")
         cached = sum(self.pipeline.cached_len.values())
-        require(stats.cached_tokens == cached, "I8 counters", f"{stats.cached_tokens} of {cached} cached tokens")
+        require(stats.cached_tokens == cached, "I8 counters", "{} of {} cached tokens", stats.cached_tokens, cached)
         require(stats.waiting == stats.running == 0, "I8 counters", "gauges")
 
     # -- seams
@@ -334,6 +340,11 @@ class Simulation:
     def _rid_of(self, row: int) -> str:
         req = self.scheduler._rows.req(row)
         return f"{req.request.rid}/{req.seed}"
+
+    def _clock(self) -> float:
+        self._readings += 1
+        require(self._readings < 10_000, "I10 progress", "a step does not come to an end")
+        return self.now
 
     def _draw(self) -> int:
         if self._seed is not None:
@@ -363,7 +374,8 @@ def _refused_by_gates(arrival: Arrive) -> bool:
     return False
 
 
-def _stop_matcher(params: SamplingParams) -> StopMatcher:
+def _stop_matcher(request: Request) -> StopMatcher:
+    params = request.params
     return StopMatcher(params.stop, params.stop_regex, params.min_tokens, cast(IncrementalDetokenizer, Letters()))
 
 

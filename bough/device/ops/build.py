@@ -29,7 +29,12 @@ COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-excep
 
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
-VARIANTS = {"generic": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16")}
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "generic": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512bf16": (*AVX512, "-mavx512bf16"),
+}
 """Instruction set -> flags; all of them go into one library, which chooses at run time."""
 
 COMPILE_SECONDS = 300
@@ -65,10 +70,10 @@ def compile_library(target: Path) -> list[str]:
     compiler cannot build is left out.
     """
     compiler = find_compiler()
-    variants = VARIANTS if platform.machine() in ("x86_64", "AMD64") else {"generic": ()}
+    names = list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
     try:
         with tempfile.TemporaryDirectory(prefix="bough-build-") as folder:
-            built = _compile_variants(compiler, variants, Path(folder))
+            built = _compile_variants(compiler, names, Path(folder))
             defines = [f"-DBOUGH_WITH_{name.upper()}" for name in built]
             dispatch = Path(folder) / "dispatch.o"
             source = f'-DBOUGH_SOURCE="{source_digest()}"'
@@ -115,12 +120,12 @@ def _cache_key() -> str:
     return hashlib.sha256(f"{source_digest()} {platform.machine()} {version}".encode()).hexdigest()[:24]
 
 
-def _compile_variants(compiler: list[str], variants: dict[str, tuple[str, ...]], folder: Path) -> dict[str, Path]:
+def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> dict[str, Path]:
     """Object file of each variant that compiles, all compiled side by side."""
     running = {}
-    for name, flags in variants.items():
+    for name in names:
         target = folder / f"{name}.o"
-        command = [*compiler, *COMMON_FLAGS, *flags, f"-DBOUGH_TABLE=kernels_{name}"]
+        command = [*compiler, *COMMON_FLAGS, *VARIANTS[name], f"-DBOUGH_TABLE=kernels_{name}"]
         command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         running[name] = (process, target)

@@ -61,7 +61,7 @@ class Library:
         """Raises OSError or AttributeError for a file that is not a library of kernels."""
         self.path = path
         self._loaded = ctypes.CDLL(str(path))
-        self._functions = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self._loaded, f"bough_{name}")
             function.restype, function.argtypes = result, arguments

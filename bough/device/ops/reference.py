@@ -53,7 +53,7 @@ class ReferenceOps:
         head_dim: int,
     ) -> Tensor:
         heads = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, head_dim)
-        q, k, v = heads.split((n_heads, n_kv_heads, n_kv_heads), dim=1)
+        q, k, v = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
         angles = cos_sin[positions][:, None]
         k_cache[out_loc] = rotate(k, angles)
         v_cache[out_loc] = v

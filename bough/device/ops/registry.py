@@ -124,7 +124,7 @@ def status() -> dict[str, Any]:
     """What ``bough doctor`` shows of the kernels; may compile them.
 
     ``kernels`` ("cpu" or "reference"), ``reason``, and for compiled ones ``library`` (path), ``isa`` in use, ``isas``
-    that could be, ``openmp`` (path of the shared runtime, None: one thread), ``better`` (why not a better one, or None).
+    that could be, ``openmp`` (path of the shared runtime, None: one thread), ``better`` (why not more, or None).
     """
     loading = load()
     if loading.library is None:

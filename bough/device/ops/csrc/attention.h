@@ -135,14 +135,10 @@ struct Attention {
         }
     }
 
-    void prefetch(const void* cell) const {
-        for (int64_t at = 0; at < (int64_t)sizeof(T) * dim; at += 64) __builtin_prefetch((const char*)cell + at);
-    }
+    Ahead ahead(const void* cells) const { return {(const void* const*)cells, (int)sizeof(T) * dim}; }
 
-    void gather_tile(const uint32_t* const* keys, const uint32_t* const* next, int n, uint32_t* tile) const {
+    void gather_tile(const uint32_t* const* keys, int n, uint32_t* tile) const {
         for (int i = 0; i < n; i += WIDTH) {
-            if (next)
-                for (int j = i; j < i + WIDTH; ++j) prefetch(next[j]);
             for (int word = 0; word < words; word += WIDTH) {
                 int left = words - word;
                 transpose(keys + i, word, left < WIDTH ? left : WIDTH, tile + (int64_t)word * KEYS + i, KEYS);
@@ -180,15 +176,12 @@ struct Attention {
         }
     }
 
-    void mix_values(const T* const* rows, const T* const* next, int n, int first_query, int n_queries,
-                    Work<T>& w) const {
+    void mix_values(const T* const* rows, int n, int first_query, int n_queries, Work<T>& w, Ahead next) const {
         const float* p = w.scores + (int64_t)first_query * KEYS;
         float* out = w.segment + (int64_t)first_query * dim;
         int count = n_queries - first_query;
-        if (next)
-            for (int i = 0; i < KEYS; ++i) prefetch(next[i]);
         if (sizeof(T) == 4 || count <= BLOCK_ROWS) {
-            mix(p, rows, count, n, w.decay + first_query, out, dim);
+            mix(p, rows, count, n, w.decay + first_query, out, dim, next);
             return;
         }
         const float* widened[KEYS];
@@ -197,7 +190,7 @@ struct Attention {
             for (int d = 0; d < dim; d += WIDTH) storef(to + d, load(rows[i] + d));
             widened[i] = to;
         }
-        mix(p, widened, count, n, w.decay + first_query, out, dim);
+        mix(p, widened, count, n, w.decay + first_query, out, dim, next);
     }
 
     // One segment for all queries of the unit, into w.segment, segment_max and segment_sum.
@@ -220,11 +213,11 @@ struct Attention {
             // Queries whose tokens come before this block see none of it.
             int hidden = key + 1 - visible(u, 0);
             int first_query = hidden > 0 ? hidden * group : 0;
-            gather_tile(w.keys[now], left > 0 ? w.keys[now ^ 1] : nullptr, n, (uint32_t*)w.tile);
+            gather_tile(w.keys[now], n, (uint32_t*)w.tile);
             product(w.queries + (int64_t)first_query * words, words, w.tile, n_queries - first_query, words,
-                    w.scores + (int64_t)first_query * KEYS, KEYS);
+                    w.scores + (int64_t)first_query * KEYS, KEYS, ahead(w.rows[now]));
             soften(u, key, first_query, n_queries, w);
-            mix_values(w.rows[now], left > 0 ? w.rows[now ^ 1] : nullptr, n, first_query, n_queries, w);
+            mix_values(w.rows[now], n, first_query, n_queries, w, ahead(left > 0 ? w.keys[now ^ 1] : nullptr));
         }
     }
 
