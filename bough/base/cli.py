@@ -46,9 +46,11 @@ def add_arguments(
                 group.add_argument(f"{section}.{f.name}", nargs="?", metavar=section.upper(), **options)
             else:
                 flag = f.name.replace("_", "-")
-                group.add_argument(f"--{flag}", dest=f"{section}.{f.name}", **(
-                    options if choices else {**options, "metavar": kind.__name__.upper()}
-                ))
+                group.add_argument(
+                    f"--{flag}",
+                    dest=f"{section}.{f.name}",
+                    **(options if choices else {**options, "metavar": kind.__name__.upper()}),
+                )
 
 
 def _help(f: dataclasses.Field[Any]) -> str:

@@ -39,7 +39,7 @@ class KVConfig:
 
     page_size: int = option(1, "tokens per KV page; 1 shares to the token")
     memory_share: float = option(0.4, "share of the free memory after loading that the KV pool takes")
-    max_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")
+    pool_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")
     eviction: Literal["lru", "lfu", "fifo", "arc"] = option("lru", "which cached leaf goes first")
     cache: Literal["radix", "none"] = option("radix", "prefix cache")
 

@@ -13,4 +13,3 @@ def configure(process: str, level: str) -> None:
     logger = logging.getLogger("bough")
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
-    logger.propagate = False

@@ -26,7 +26,8 @@ def validate_request(request: Request, limits: Limits, vocab_size: int, context_
         raise InvalidRequest(
             f"The input ({len(prompt)} tokens) is longer than the model's context length ({context_length} tokens): "
             f"this model's maximum context length is {context_length} tokens, of which at least one is generated.",
-            param="prompt", code="context_length_exceeded",
+            param="prompt",
+            code="context_length_exceeded",
         )
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         raise InvalidRequest(
@@ -48,7 +49,8 @@ def _validate_length(params: SamplingParams, n_prompt: int, context_length: int)
             raise InvalidRequest(
                 f"max_completion_tokens is too large: {params.max_tokens}. This model's maximum context length is "
                 f"{context_length} tokens and the prompt has {n_prompt}.",
-                param="max_tokens", code="context_length_exceeded",
+                param="max_tokens",
+                code="context_length_exceeded",
             )
         if params.min_tokens > params.max_tokens:
             raise InvalidRequest("min_tokens is larger than max_tokens", param="min_tokens")

@@ -125,9 +125,7 @@ class AsyncEngine:
 
         return await self._in_thread(render)
 
-    async def stream(
-        self, prompt: str | Sequence[int] | Ints, options: GenerateOptions
-    ) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, prompt: str | Sequence[int] | Ints, options: GenerateOptions) -> AsyncGenerator[Chunk, None]:
         """Generate ``options.n`` sequences; their chunks in order of arrival. Closing it early aborts them.
 
         Raises before the first chunk what is wrong with the request (InvalidRequest), or why nobody takes it

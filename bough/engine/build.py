@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import time
@@ -31,6 +32,8 @@ from bough.text.tokenizer import Tokenizer
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
+
+log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
@@ -71,20 +74,22 @@ def build(config: Config) -> EngineCore:
         )
     finally:
         checkpoint.close()
+    kv = KVManager(
+        built.pool_tokens, config.kv.page_size, schedule.max_running, context_length, config.kv.eviction,
+        config.kv.cache,
+    )  # fmt: skip
+    if kv.capacity < context_length:
+        log.warning("the KV pool holds %d tokens: sequences end there, not at %d", kv.capacity, context_length)
     model = ModelInfo(
         name=config.model.served_name or _name(config.model.path, checkpoint.path),
         path=str(checkpoint.path),
         architecture=str(checkpoint.config["model_type"]),
         vocab_size=built.vocab_size,
-        context_length=context_length,
+        context_length=min(context_length, kv.capacity),
         eos_ids=_eos_ids(tokenizer, checkpoint),
         dtype=str(dtype).removeprefix("torch."),
         n_parameters=built.n_parameters,
     )
-    kv = KVManager(
-        built.pool_tokens, config.kv.page_size, schedule.max_running, context_length, config.kv.eviction,
-        config.kv.cache,
-    )  # fmt: skip
     executor = LocalExecutor(built.worker)
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,

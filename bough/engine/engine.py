@@ -58,11 +58,18 @@ class Engine:
         return self._engine.hello
 
     @overload
-    def generate(self, prompt: Prompt, params: SamplingParams | GenerateOptions | None = None,
-                 **sampling: Any) -> Generation: ...
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | GenerateOptions | None = None, **sampling: Any
+    ) -> Generation: ...
     @overload
-    def generate(self, prompt: list[str] | list[list[int]], params: SamplingParams | GenerateOptions | None = None,
-                 *, progress: bool = False, **sampling: Any) -> list[Generation]: ...
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        params: SamplingParams | GenerateOptions | None = None,
+        *,
+        progress: bool = False,
+        **sampling: Any,
+    ) -> list[Generation]: ...
 
     def generate(
         self,

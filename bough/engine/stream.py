@@ -83,8 +83,14 @@ class OutputStream(AsyncIterator[Output]):
         if finish is None and (stalled or len(tokens) > self._limits.stream_buffer_tokens):
             finish = Finish("timeout", message="the stream was not read in time", status=DeadlineExceeded.status)
         return Output(
-            first.rid, first.index, tokens, second.n_prompt, second.n_cached, finish,
-            _join(first.logprobs, second.logprobs), _join(first.prompt_logprobs, second.prompt_logprobs),
+            first.rid,
+            first.index,
+            tokens,
+            second.n_prompt,
+            second.n_cached,
+            finish,
+            _join(first.logprobs, second.logprobs),
+            _join(first.prompt_logprobs, second.prompt_logprobs),
         )
 
     def _wake(self) -> None:

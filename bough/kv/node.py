@@ -53,7 +53,18 @@ class Node:
     """
 
     __slots__ = (
-        "born", "children", "end", "hits", "key", "locks", "locs", "ns", "offered", "parent", "stamp", "start",
+        "born",
+        "children",
+        "end",
+        "hits",
+        "key",
+        "locks",
+        "locs",
+        "ns",
+        "offered",
+        "parent",
+        "stamp",
+        "start",
     )
 
     def __init__(self, ns: Namespace, parent: Node | None, start: int, key: bytes, locs: bytes, now: int) -> None:

@@ -49,9 +49,8 @@ class Committer:
             if req.status is Status.RUNNING:
                 outputs.append(_terminal(req, Finish("error", message=reason, status=500)))
                 self._close(req)
-        failed = {int(r[i]) for i in result.failed}
         for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
-            self._vacate(row, valid=row not in failed)
+            self._vacate(row)
         return outputs
 
     def _append(self, r: Ints, tokens: Ints) -> Bools:
@@ -66,9 +65,7 @@ class Committer:
         look[r] = rows.slow[r] | (n >= rows.limit[r]) | stopped
         return look
 
-    def _outputs(
-        self, flight: Flight, result: StepResult, sampled: Bools, tokens: Ints, look: Bools
-    ) -> list[Output]:
+    def _outputs(self, flight: Flight, result: StepResult, sampled: Bools, tokens: Ints, look: Bools) -> list[Output]:
         rows, r = self._rows, flight.plan.rows
         outputs: list[Output] = []
         where = np.flatnonzero(sampled)
@@ -81,10 +78,18 @@ class Committer:
                 finish = self._judge(req, token, int(rows.n_ids[r[i]]))
                 if i in result.logprobs:
                     logprobs = [_wire(p) for p in result.logprobs[i]]
-            outputs.append(Output(
-                req.request.rid, req.n_sent, [token], req.n_prompt, req.cached_len, finish, logprobs,
-                self._prompt_logprobs(req, result, i) if result.prompt_logprobs else None,
-            ))
+            outputs.append(
+                Output(
+                    req.request.rid,
+                    req.n_sent,
+                    [token],
+                    req.n_prompt,
+                    req.cached_len,
+                    finish,
+                    logprobs,
+                    self._prompt_logprobs(req, result, i) if result.prompt_logprobs else None,
+                )
+            )
             req.n_sent += 1
             if finish is not None:
                 self._close(req)
@@ -103,9 +108,9 @@ class Committer:
             prompt_logprobs = self._prompt_logprobs(req, result, i)
             if done or prompt_logprobs:
                 finish = Finish("length") if done else None
-                outputs.append(Output(
-                    req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish, None, prompt_logprobs
-                ))
+                outputs.append(
+                    Output(req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish, None, prompt_logprobs)
+                )
                 if done:
                     self._close(req)
 
@@ -129,7 +134,7 @@ class Committer:
         row = req.row
         self._close(req)
         if self._rows.in_flight[row] == 0:
-            self._vacate(row, valid=True)
+            self._vacate(row)
         return _terminal(req, finish)
 
     def _close(self, req: Req) -> None:
@@ -137,11 +142,11 @@ class Committer:
         self._rows.live[req.row] = False
         self.finished += 1
 
-    def _vacate(self, row: int, valid: bool) -> None:
+    def _vacate(self, row: int) -> None:
         # The last id is left out even where an overlapped step has computed its KV, so that what the cache
         # holds does not depend on the depth.
         rows = self._rows
-        self._planner.vacate(row, min(int(rows.computed[row]), int(rows.n_ids[row]) - 1) if valid else 0)
+        self._planner.vacate(row, min(int(rows.computed[row]), int(rows.n_ids[row]) - 1))
 
 
 def _terminal(req: Req, finish: Finish) -> Output:

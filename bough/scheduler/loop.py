@@ -342,4 +342,3 @@ class Scheduler:
             assert rows.computed[row] <= rows.planned[row] <= rows.n_ids[row] + rows.ahead[row]
         if self.idle:
             assert not len(rows) and not len(self._queue) and not len(self._gates)
-

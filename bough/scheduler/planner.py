@@ -173,8 +173,11 @@ class Planner:
             raise OutOfCells
         ids = rows.ids[row]
         parts.add(
-            np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32),
-            ids[start : start + n].copy(), out_loc,
+            np.array([row], np.int32),
+            np.array([start], np.int32),
+            np.array([n], np.int32),
+            ids[start : start + n].copy(),
+            out_loc,
         )
         return start + n
 
@@ -187,13 +190,12 @@ class Planner:
     def _victim(self) -> int:
         """The row to retract: lowest priority first, then the youngest; the oldest row is never taken,
         and a request that was retracted too often only when there is nobody else."""
-        candidates = [
+        candidates: list[tuple[bool, int, int, int]] = [
             (req.retractions >= MAX_RETRACTIONS, req.request.priority, -age, row)
             for age, row in enumerate(self._rows.running.tolist())
             for req in [self._rows.req(row)]
         ]
-        _, _, _, row = min(candidates[1:])
-        return row
+        return min(candidates[1:])[-1]
 
     # -- rows that enter -------------------------------------------------------------------------------
 
@@ -255,19 +257,24 @@ class Planner:
         req.status = Status.RUNNING
         rows.enter(row, req, cached_len, self._eos_ids)
         params = req.request.params
-        parts.admitted.append(RowInit(
-            row=row,
-            prefix_locs=kv.row_locs(row, 0, cached_len),
-            ids=req.ids,
-            n_prompt=req.n_prompt,
-            params=params,
-            seed=req.seed,
-            eos_ids=() if params.ignore_eos else self._eos_ids,
-            logprob_from=req.logprob_from,
-        ))
+        parts.admitted.append(
+            RowInit(
+                row=row,
+                prefix_locs=kv.row_locs(row, 0, cached_len),
+                ids=req.ids,
+                n_prompt=req.n_prompt,
+                params=params,
+                seed=req.seed,
+                eos_ids=() if params.ignore_eos else self._eos_ids,
+                logprob_from=req.logprob_from,
+            )
+        )
         parts.add(
-            np.array([row], np.int32), np.array([cached_len], np.int32), np.array([n], np.int32),
-            req.ids[cached_len : cached_len + n], out_loc,
+            np.array([row], np.int32),
+            np.array([cached_len], np.int32),
+            np.array([n], np.int32),
+            req.ids[cached_len : cached_len + n],
+            out_loc,
         )
         kv.publish(row, req.ids, cached_len + n)
         return n
@@ -314,8 +321,12 @@ class Planner:
             step=self._step,
             released=np.array(self._released, dtype=np.int32) if self._released else EMPTY,
             admitted=tuple(parts.admitted),
-            rows=r, start=start, n_new=n_new,
-            tokens=np.concatenate(parts.tokens), out_loc=np.concatenate(parts.out_loc), sample=sample,
+            rows=r,
+            start=start,
+            n_new=n_new,
+            tokens=np.concatenate(parts.tokens),
+            out_loc=np.concatenate(parts.out_loc),
+            sample=sample,
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))

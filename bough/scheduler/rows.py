@@ -86,7 +86,9 @@ class Rows:
         self.stop_ids[row] = -1
         self.stop_ids[row, : min(len(stops), STOP_WIDTH)] = stops[:STOP_WIDTH]
         self.slow[row] = (
-            req.stop is not None or params.logprobs is not None or bool(params.logprob_token_ids)
+            req.stop is not None
+            or params.logprobs is not None
+            or bool(params.logprob_token_ids)
             or len(stops) > STOP_WIDTH
         )
         self.live[row] = True

@@ -179,7 +179,9 @@ class TokenNames:
             for rank, (token, logprob) in enumerate(entry.top[:most], 1):
                 at[str(token)] = {"logprob": finite(logprob), "rank": rank, "decoded_token": self.text(token)}
             at[str(entry.token)] = {
-                "logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": self.text(entry.token),
+                "logprob": finite(entry.logprob),
+                "rank": entry.rank,
+                "decoded_token": self.text(entry.token),
             }
             shown.append(at)
         return shown

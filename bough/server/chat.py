@@ -52,8 +52,9 @@ async def render(engine: AsyncEngine, service: Service, body: ChatRequest | Toke
     choice = body.tool_choice if isinstance(body, ChatRequest) else None
     continued = bool(body.continue_final_message)
     if continued and body.add_generation_prompt:
-        raise InvalidRequest("continue_final_message and add_generation_prompt exclude each other",
-                             param="continue_final_message")
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", param="continue_final_message"
+        )
     return await engine.render_chat(
         messages,
         tools=check_tools(body.tools, choice),
@@ -79,8 +80,11 @@ async def chat(call: Call, body: ChatRequest) -> Answer:
     service.admit(call.flight, sequence_rids([options]))
     streaming = bool(body.stream)
     envelope = Response(
-        id=response_id, object="chat.completion.chunk" if streaming else "chat.completion", created=int(time.time()),
-        model=service.model_name, choices=[],
+        id=response_id,
+        object="chat.completion.chunk" if streaming else "chat.completion",
+        created=int(time.time()),
+        model=service.model_name,
+        choices=[],
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     job = _Job(call, ids, options, envelope, names, top)
@@ -175,8 +179,13 @@ def _roles(job: _Job, body: ChatRequest) -> bytes:
 
 def replace_ids(envelope: Response, ids: list[int]) -> Response:
     return Response(
-        id=envelope.id, object=envelope.object, created=envelope.created, model=envelope.model, choices=[],
-        usage=envelope.usage, prompt_token_ids=ids,
+        id=envelope.id,
+        object=envelope.object,
+        created=envelope.created,
+        model=envelope.model,
+        choices=[],
+        usage=envelope.usage,
+        prompt_token_ids=ids,
     )
 
 
@@ -185,9 +194,14 @@ def _deltas(job: _Job, body: ChatRequest, chunk: Chunk, reason: str | None) -> l
     with_ids = bool(body.return_token_ids and chunk.tokens)
     if chunk.text or chunk.logprobs or with_ids:
         logprobs = job.names.chat(chunk.logprobs, job.top) if body.logprobs and chunk.logprobs else None
-        choices.append(ChatChunkChoice(
-            chunk.index, Delta(content=chunk.text), logprobs, token_ids=chunk.tokens if with_ids else UNSET,
-        ))
+        choices.append(
+            ChatChunkChoice(
+                chunk.index,
+                Delta(content=chunk.text),
+                logprobs,
+                token_ids=chunk.tokens if with_ids else UNSET,
+            )
+        )
     if chunk.finish is not None:
         matched = chunk.finish.matched
         choices.append(ChatChunkChoice(chunk.index, Delta(), None, reason, matched, matched))

@@ -95,8 +95,9 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     n = at_least_one("n", body.n, service.limits.n)
     given = split_prompt(body.prompt, service.limits)
     if len(given) * n > service.limits.sequences:
-        raise InvalidRequest(f"{len(given)} prompts with n = {n} are more than {service.limits.sequences} sequences",
-                             param="n")
+        raise InvalidRequest(
+            f"{len(given)} prompts with n = {n} are more than {service.limits.sequences} sequences", param="n"
+        )
     prompts = await encode_prompts(
         engine, service, given, add_special=body.add_special_tokens is not False, param="prompt"
     )
@@ -214,7 +215,10 @@ def _echo(job: _Job, choice: _Choice) -> str:
 
 
 def _show(
-    job: _Job, choice: _Choice, shown: CompletionLogprobs, tokens: list[int],
+    job: _Job,
+    choice: _Choice,
+    shown: CompletionLogprobs,
+    tokens: list[int],
     entries: list[Logprob] | list[Logprob | None],
 ) -> None:
     """Append ``tokens`` with their logprobs; an entry of None is a token before which there is nothing."""

@@ -58,20 +58,35 @@ class Info:
     def _card(self) -> dict[str, Any]:
         service, model = self.service, self.service.hello.model
         return {
-            "id": service.model_name, "object": "model", "created": service.created, "owned_by": "bough",
-            "root": model.path, "parent": None, "max_model_len": model.context_length,
+            "id": service.model_name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "bough",
+            "root": model.path,
+            "parent": None,
+            "max_model_len": model.context_length,
         }
 
     async def model_info(self, request: Request) -> Response:
         model = self.service.hello.model
-        return as_json({
-            "model_path": model.path, "tokenizer_path": model.path, "served_model_name": self.service.model_name,
-            "is_generation": True, "preferred_sampling_params": None, "weight_version": "default",
-            "has_image_understanding": False, "has_audio_understanding": False,
-            "model_type": model.architecture, "architectures": [model.architecture],
-            "vocab_size": model.vocab_size, "context_length": model.context_length, "dtype": model.dtype,
-            "n_parameters": model.n_parameters,
-        })
+        return as_json(
+            {
+                "model_path": model.path,
+                "tokenizer_path": model.path,
+                "served_model_name": self.service.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": model.architecture,
+                "architectures": [model.architecture],
+                "vocab_size": model.vocab_size,
+                "context_length": model.context_length,
+                "dtype": model.dtype,
+                "n_parameters": model.n_parameters,
+            }
+        )
 
     async def server_info(self, request: Request) -> Response:
         """Version, configuration, limits, model, and the engine's last heartbeat."""
@@ -81,19 +96,21 @@ class Info:
         stats = engine.client.stats if engine is not None else None
         config = msgspec.to_builtins(service.config)
         limits = config.pop("limits")
-        return as_json({
-            "version": __version__,
-            "status": "ready" if not service.problems() else "unready",
-            "problems": service.problems(),
-            "uptime_seconds": time.monotonic() - service.started,
-            "requests_in_flight": service.in_flight,
-            "config": config,
-            "limits": limits,
-            "model": None if hello is None else msgspec.to_builtins(hello.model),
-            "max_total_num_tokens": None if hello is None else hello.pool_tokens,
-            "page_size": None if hello is None else hello.page_size,
-            "stats": None if stats is None else msgspec.to_builtins(stats),
-        })
+        return as_json(
+            {
+                "version": __version__,
+                "status": "ready" if not service.problems() else "unready",
+                "problems": service.problems(),
+                "uptime_seconds": time.monotonic() - service.started,
+                "requests_in_flight": service.in_flight,
+                "config": config,
+                "limits": limits,
+                "model": None if hello is None else msgspec.to_builtins(hello.model),
+                "max_total_num_tokens": None if hello is None else hello.pool_tokens,
+                "page_size": None if hello is None else hello.page_size,
+                "stats": None if stats is None else msgspec.to_builtins(stats),
+            }
+        )
 
     async def metrics(self, request: Request) -> Response:
         return Response(self.service.metrics.render(), media_type=PROMETHEUS)
@@ -125,7 +142,8 @@ async def tokenize(call: Call, body: TokenizeRequest) -> bytes:
         tokens = await engine.tokenize(body.prompt or "", body.add_special_tokens is not False)
     answer: dict[str, Any] = {
         "tokens": tokens,
-        "count": [len(t) if isinstance(t, list) else 1 for t in tokens] if isinstance(body.prompt, list)
+        "count": [len(t) if isinstance(t, list) else 1 for t in tokens]
+        if isinstance(body.prompt, list)
         else len(tokens),
         "max_model_len": service.hello.model.context_length,
     }
@@ -150,7 +168,8 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> bytes:
         check_ids(ids, vocab_size, "tokens")
     skip = body.skip_special_tokens is not False
     text: str | list[str] = (
-        [engine.tokenizer.decode(ids, skip_special=skip) for ids in lists] if lists
+        [engine.tokenizer.decode(ids, skip_special=skip) for ids in lists]
+        if lists
         else engine.tokenizer.decode(flat, skip_special=skip)
     )
     return encode_json({"text": text, "prompt": text})

@@ -59,4 +59,3 @@ async def _pump(
         await queue.put(error)
     else:
         await queue.put(None)
-

@@ -8,7 +8,11 @@ from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 
 _ROLES = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
     "function": "tool",
 }
 _TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
@@ -60,8 +64,9 @@ def check_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any]
     if choice not in (None, "auto", "none"):
         if choice == "required" and not tools:
             raise InvalidRequest("tool_choice is required, but there are no tools", param="tool_choice")
-        raise InvalidRequest("tool_choice other than auto and none is not supported yet by this version",
-                             param="tool_choice")
+        raise InvalidRequest(
+            "tool_choice other than auto and none is not supported yet by this version", param="tool_choice"
+        )
     for i, tool in enumerate(tools or ()):
         function = tool.get("function")
         named = isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -52,21 +52,27 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         make = self.registry
-        self.ttft = Histogram("bough_time_to_first_token_seconds", "From request to first token", registry=make,
-                              buckets=_LATENCY)
-        self.gap = Histogram("bough_inter_token_latency_seconds", "Between the tokens of one sequence", registry=make,
-                             buckets=_GAPS)
-        self.e2e = Histogram("bough_request_duration_seconds", "From request to last token", registry=make,
-                             buckets=_LATENCY)
+        self.ttft = Histogram(
+            "bough_time_to_first_token_seconds", "From request to first token", registry=make, buckets=_LATENCY
+        )
+        self.gap = Histogram(
+            "bough_inter_token_latency_seconds", "Between the tokens of one sequence", registry=make, buckets=_GAPS
+        )
+        self.e2e = Histogram(
+            "bough_request_duration_seconds", "From request to last token", registry=make, buckets=_LATENCY
+        )
         self.step = Histogram("bough_step_seconds", "Host and device time of one step", registry=make, buckets=_STEPS)
         self.device = Histogram("bough_device_seconds", "Device time of one step", registry=make, buckets=_STEPS)
-        self.step_tokens = Histogram("bough_step_tokens", "Tokens computed by one step", registry=make,
-                                     buckets=_STEP_TOKENS)
-        self.rejected = Counter("bough_overloaded", "Requests refused by this process because of overload",
-                                registry=make)
+        self.step_tokens = Histogram(
+            "bough_step_tokens", "Tokens computed by one step", registry=make, buckets=_STEP_TOKENS
+        )
+        self.rejected = Counter(
+            "bough_overloaded", "Requests refused by this process because of overload", registry=make
+        )
         self.disconnected = Counter("bough_disconnected", "Requests whose client went away", registry=make)
-        self.responses = Counter("bough_http_responses", "Responses by path and status", ("path", "status"),
-                                 registry=make)
+        self.responses = Counter(
+            "bough_http_responses", "Responses by path and status", ("path", "status"), registry=make
+        )
         self._seen: Stats | None = None
         self.registry.register(_EngineCollector(service))
 
@@ -80,7 +86,9 @@ class Metrics:
             return
         self._seen = stats
         for histogram, values in (
-            (self.step, stats.step_seconds), (self.device, stats.device_seconds), (self.step_tokens, stats.step_tokens),
+            (self.step, stats.step_seconds),
+            (self.device, stats.device_seconds),
+            (self.step_tokens, stats.step_tokens),
         ):
             for value in values:
                 histogram.observe(value)

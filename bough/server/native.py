@@ -166,8 +166,9 @@ def _options(
         n=at_least_one("n", sampling.n, service.limits.n),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
-        namespace=Namespace(salt=salt_of(
-            _each(body.extra_key, i, "extra_key"), _each(body.cache_salt, i, "cache_salt"))),
+        namespace=Namespace(
+            salt=salt_of(_each(body.extra_key, i, "extra_key"), _each(body.cache_salt, i, "cache_salt"))
+        ),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,
@@ -183,12 +184,14 @@ def _with_logprobs(params: SamplingParams, body: GenerateRequest, i: int, n_prom
     if len(ids) != len(asked):
         lists = [t for t in asked if isinstance(t, list)]
         if ids or i >= len(lists):
-            raise InvalidRequest("token_ids_logprob must be a list of ids or one such list per prompt",
-                                 param="token_ids_logprob")
+            raise InvalidRequest(
+                "token_ids_logprob must be a list of ids or one such list per prompt", param="token_ids_logprob"
+            )
         ids = lists[i]
     if start is not None and start < -1:
-        raise InvalidRequest("logprob_start_len must be -1 (none of the prompt) or a position",
-                             param="logprob_start_len")
+        raise InvalidRequest(
+            "logprob_start_len must be -1 (none of the prompt) or a position", param="logprob_start_len"
+        )
     params = msgspec.structs.replace(params, logprobs=top, logprob_token_ids=tuple(ids))
     if start is not None and start >= 0:
         params = msgspec.structs.replace(params, prompt_logprobs=top, logprob_start=start)

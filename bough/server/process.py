@@ -43,22 +43,24 @@ class Server(uvicorn.Server):
 
 def make_server(app: ASGIApp, config: Config) -> Server:
     """A server for ``app`` that enforces ``config.limits`` on the head of each request."""
-    return Server(uvicorn.Config(
-        app,
-        http=bounded_protocol(config.limits),
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-    ))
+    return Server(
+        uvicorn.Config(
+            app,
+            http=bounded_protocol(config.limits),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+        )
+    )
 
 
 async def serve(launch: Launch, listener: socket.socket) -> int:

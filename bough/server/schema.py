@@ -233,13 +233,30 @@ class Empty(msgspec.Struct):
 UNSUPPORTED = tuple(Unsupported.__struct_fields__)
 UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
 UNSUPPORTED_CHAT = (
-    *UNSUPPORTED, "audio", "functions", "function_call", "web_search_options", "moderation", "documents",
-    "chat_template", "input_ids", "echo",
+    *UNSUPPORTED,
+    "audio",
+    "functions",
+    "function_call",
+    "web_search_options",
+    "moderation",
+    "documents",
+    "chat_template",
+    "input_ids",
+    "echo",
 )
 UNSUPPORTED_NATIVE_SAMPLING = ("regex", "json_schema", "ebnf", "structural_tag", "custom_params", "beam_width")
 UNSUPPORTED_NATIVE = (
-    "input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params",
-    "custom_logit_processor", "watermark", "return_hidden_states", "return_routed_experts", "bootstrap_host",
+    "input_embeds",
+    "image_data",
+    "audio_data",
+    "video_data",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "watermark",
+    "return_hidden_states",
+    "return_routed_experts",
+    "bootstrap_host",
     "bootstrap_room",
 )
 

@@ -100,8 +100,9 @@ class Service:
         """Raises ModelNotFound unless ``name`` is absent, the served model, or ``default``."""
         if name is None or name in (self.model_name, "default", ""):
             return
-        raise ModelNotFound(f"the model {name[:256]!r} does not exist; this server serves {self.model_name!r}",
-                            param="model")
+        raise ModelNotFound(
+            f"the model {name[:256]!r} does not exist; this server serves {self.model_name!r}", param="model"
+        )
 
     # Requests in flight
 

@@ -157,7 +157,6 @@ class _Exchange:
         flight.blocked_since = None
 
 
-
 def _as_seen(error: BoughError, service: Service) -> BoughError:
     """``error`` as the client should see it: an end by a shutdown says so."""
     if isinstance(error, Aborted) and service.draining:

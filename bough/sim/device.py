@@ -139,11 +139,7 @@ class FakeDevice:
             self.page_table[row, start : start + end - begin] = plan.out_loc[begin:end]
         # Rows may read what others write in this step, so they are written in an order in which the cell
         # before is there: by position.
-        work = sorted(
-            (start + k, row, begin + k)
-            for row, start, begin, end in spans
-            for k in range(end - begin)
-        )
+        work = sorted((start + k, row, begin + k) for row, start, begin, end in spans for k in range(end - begin))
         for position, row, index in work:
             state = self._rows[row]
             token = int(plan.tokens[index])
@@ -157,9 +153,7 @@ class FakeDevice:
         """State before the token at ``position`` of ``row``."""
         return self._rows[row].root if position == 0 else int(self.cells[self.page_table[row, position - 1]])
 
-    def _sample(
-        self, plan: StepPlan, spans: list[tuple[int, int, int, int]], failed: dict[int, str]
-    ) -> StepResult:
+    def _sample(self, plan: StepPlan, spans: list[tuple[int, int, int, int]], failed: dict[int, str]) -> StepResult:
         counts = np.zeros(len(plan.rows), dtype=np.int32)
         tokens: list[int] = []
         result = StepResult(plan.step, np.empty(0, np.int32), counts, failed=failed)

@@ -115,9 +115,7 @@ def _read_header(file: MappedFile) -> dict[str, StoredTensor]:
     if length > min(size - 8, MAX_HEADER_BYTES):
         raise ValueError(f"a header of {length} bytes in a file of {size}; the file may be cut short")
     header = _json_object(file.data[8 : 8 + length])
-    tensors = {
-        name: _entry(name, value, 8 + length, size) for name, value in header.items() if name != "__metadata__"
-    }
+    tensors = {name: _entry(name, value, 8 + length, size) for name, value in header.items() if name != "__metadata__"}
     end = 0
     for name, stored in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if stored.start < end:

@@ -64,7 +64,7 @@ def build_worker(
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
         model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
-        n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, sizes.context_length, free_memory())
+        n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
         pool = KVPool(model.kv_shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
     worker = Worker(ModelRunner(model, context.attention, pool), rows, Sampler(model.vocab_size, context.ops.argmax))

@@ -32,7 +32,7 @@ class Answer:
 def engine(model: Path, kv: dict[str, Any], schedule: dict[str, Any], kernels: Any) -> EngineCore:
     return build(Config(
         model=ModelConfig(path=str(model), dtype="float32", context_length=CONTEXT),
-        kv=replace(KVConfig(max_tokens=4096), **kv),
+        kv=replace(KVConfig(pool_tokens=4096), **kv),
         schedule=replace(ScheduleConfig(max_running=16, step_tokens=4096, depth=0), **schedule),
         device=DeviceConfig(kernels=kernels),
     ))  # fmt: skip
@@ -115,17 +115,15 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "chunks of 64": ({}, {"step_tokens": 64}, True),
     "depth 1": ({}, {"depth": 1}, True),
     "depth 1, chunks of 17, pages of 16": ({"page_size": 16}, {"depth": 1, "step_tokens": 17}, True),
-    "retraction": ({"max_tokens": 160}, {"step_tokens": 64}, True),
-    "retraction at depth 1": ({"max_tokens": 160}, {"step_tokens": 64, "depth": 1}, True),
-    "retraction, pages of 16": ({"max_tokens": 176, "page_size": 16}, {"step_tokens": 64}, True),
+    "retraction": ({"pool_tokens": 160}, {"step_tokens": 64}, True),
+    "retraction at depth 1": ({"pool_tokens": 160}, {"step_tokens": 64, "depth": 1}, True),
+    "retraction, pages of 16": ({"pool_tokens": 176, "page_size": 16}, {"step_tokens": 64}, True),
     "random order": ({}, {"policy": "random", "max_running": 3}, True),
 }
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_nothing_changes_the_answer(
-    name: str, tiny_model: Path, kernels: str, expected: dict[str, Answer]
-) -> None:
+def test_nothing_changes_the_answer(name: str, tiny_model: Path, kernels: str, expected: dict[str, Answer]) -> None:
     kv, schedule, together = TABLE[name]
     core = engine(tiny_model, kv, schedule, kernels)
     try:

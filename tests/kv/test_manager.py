@@ -30,8 +30,12 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.kv = KVManager(
-            24 * self.page_size, self.page_size, n_rows=4, max_len=16 * self.page_size,
-            eviction=self.eviction, cache=self.cache,
+            24 * self.page_size,
+            self.page_size,
+            n_rows=4,
+            max_len=16 * self.page_size,
+            eviction=self.eviction,
+            cache=self.cache,
         )
         self.cells = {}
         self.rows = {}
@@ -316,8 +320,12 @@ def test_a_row_that_is_not_admitted_is_refused():
     kv = KVManager(8, 1, 2, 8)
     ids = array([1])
     for use in (
-        lambda: kv.grow(0, 1), lambda: kv.publish(0, ids, 0), lambda: kv.truncate(0, 0),
-        lambda: kv.release(0, ids, None), lambda: kv.discard(-1, 0), lambda: kv.row_locs(2, 0, 0),
+        lambda: kv.grow(0, 1),
+        lambda: kv.publish(0, ids, 0),
+        lambda: kv.truncate(0, 0),
+        lambda: kv.release(0, ids, None),
+        lambda: kv.discard(-1, 0),
+        lambda: kv.row_locs(2, 0, 0),
     ):
         with pytest.raises(ValueError):
             use()

@@ -16,6 +16,7 @@ from bough.scheduler.loop import Scheduler
 from bough.sim.device import FakeDevice
 
 VOCAB = 97
+DEFAULT_NAMESPACE = Namespace()
 MODEL = ModelInfo(
     name="fake",
     path="",
@@ -42,7 +43,7 @@ class Reader:
 def request(
     rid: str,
     prompt: Iterable[int],
-    namespace: Namespace = Namespace(),
+    namespace: Namespace = DEFAULT_NAMESPACE,
     priority: int = 0,
     timeout: float | None = None,
     **params: object,

@@ -44,9 +44,17 @@ def test_natural_end_and_cache_report(client: openai.OpenAI) -> None:
 
 
 def test_stream_order_and_sum(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(
-        model=MODEL, messages=HELLO, n=3, max_tokens=5, seed=3, stream=True, stream_options={"include_usage": True},
-    ))
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=HELLO,
+            n=3,
+            max_tokens=5,
+            seed=3,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
     heads = chunks[:3]
     assert [c.choices[0].index for c in heads] == [0, 1, 2]
     assert all(c.choices[0].delta.role == "assistant" and c.choices[0].delta.content == "" for c in heads)

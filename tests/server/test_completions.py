@@ -53,8 +53,9 @@ def test_loglikelihood_as_lm_eval_asks_for_it(http: httpx.Client, max_tokens: in
     assert "".join(logprobs["tokens"]) == choice["text"]
     assert choice["text"].startswith("The quick brown fox")
     assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
-    for token, value, top in list(zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"],
-                                      strict=True))[1:]:
+    for token, value, top in list(
+        zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+    )[1:]:
         assert max(top, key=lambda key: top[key]) == token and top[token] == value
     assert answer["usage"]["completion_tokens"] == max_tokens
     assert logprobs["text_offset"] == list(range(n))

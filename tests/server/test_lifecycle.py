@@ -210,8 +210,9 @@ def test_dead_engine(slow: Running) -> None:
 
 
 def test_stalled_engine_is_not_ready() -> None:
-    with running_server(step_seconds=0.005, stall_timeout=0.5) as server, open_request(
-        server, "/v1/completions", {**LONG, "stream": True}
+    with (
+        running_server(step_seconds=0.005, stall_timeout=0.5) as server,
+        open_request(server, "/v1/completions", {**LONG, "stream": True}),
     ):
         wait_for(lambda: any(s.index > 1 for s in list(server.client.running.values())))
         assert httpx.get(f"{server.url}/readyz").status_code == 200
@@ -270,9 +271,12 @@ def test_drain_lets_streams_finish(slow: Running) -> None:
 
 
 def test_drain_ends_streams_after_the_grace(slow: Running) -> None:
-    with open_request(slow, "/v1/completions", {**LONG, "stream": True}) as stream, open_request(
-        slow, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
-    ) as single:
+    with (
+        open_request(slow, "/v1/completions", {**LONG, "stream": True}) as stream,
+        open_request(
+            slow, "/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2000, "ignore_eos": True}}
+        ) as single,
+    ):
         wait_for(lambda: len(slow.client.running) == 2 and all(s.index for s in list(slow.client.running.values())))
         started = time.monotonic()
         slow.run(slow.service.drain(0.2))

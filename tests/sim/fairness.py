@@ -75,7 +75,9 @@ class Fairness:
             case "lpm":
                 match_len = self._kv.match_len
                 return lambda req: (
-                    not req.started, -match_len(req.request.namespace, req.ids, req.match_limit), req.order
+                    not req.started,
+                    -match_len(req.request.namespace, req.ids, req.match_limit),
+                    req.order,
                 )
         return None
 
@@ -102,8 +104,13 @@ class Fairness:
                 require(row != int(rows.running[0]), "I10 retraction", "the oldest row was retracted")
             if head is None and req.retractions >= MAX_RETRACTIONS:
                 others = [rows.req(other).retractions for other in rows.running.tolist()[1:]]
-                require(min(others, default=0) >= MAX_RETRACTIONS or planner.suspects, "I10 retraction",
-                        "{} again, after {} times", req.request.rid, req.retractions)
+                require(
+                    min(others, default=0) >= MAX_RETRACTIONS or planner.suspects,
+                    "I10 retraction",
+                    "{} again, after {} times",
+                    req.request.rid,
+                    req.retractions,
+                )
             retract(row)
 
         planner.retract = watched  # type: ignore[method-assign]

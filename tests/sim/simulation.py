@@ -17,7 +17,6 @@ from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
 from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
-from bough.base.params import SamplingParams
 from bough.kv.manager import CacheKind, KVManager
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
@@ -107,8 +106,12 @@ class Simulation:
         self.ended: list[Reader] = []
         self.crc = 0
         self.kv = KVManager(
-            n_tokens=settings.n_cells, page_size=settings.page_size, n_rows=settings.max_running, max_len=CONTEXT,
-            eviction=settings.eviction, cache=cast(CacheKind, settings.cache),
+            n_tokens=settings.n_cells,
+            page_size=settings.page_size,
+            n_rows=settings.max_running,
+            max_len=CONTEXT,
+            eviction=settings.eviction,
+            cache=cast(CacheKind, settings.cache),
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
         self._poison_what_is_freed()
@@ -116,12 +119,22 @@ class Simulation:
         self._seed: int | None = None
         self._draws = 0
         config = ScheduleConfig(
-            policy=settings.policy, max_running=settings.max_running, step_tokens=settings.step_tokens,  # type: ignore[arg-type]
-            depth=settings.depth, max_wait=settings.max_wait,  # type: ignore[arg-type]
+            policy=settings.policy,
+            max_running=settings.max_running,
+            step_tokens=settings.step_tokens,  # type: ignore[arg-type]
+            depth=settings.depth,
+            max_wait=settings.max_wait,  # type: ignore[arg-type]
         )
         self.scheduler = Scheduler(
-            config, Limits(queue_requests=settings.queue_requests), MODEL, self.kv, self.pipeline,
-            clock=self._clock, draw=self._draw, stop_matcher=_stop_matcher, gates=tuple(self.gates),
+            config,
+            Limits(queue_requests=settings.queue_requests),
+            MODEL,
+            self.kv,
+            self.pipeline,
+            clock=self._clock,
+            draw=self._draw,
+            stop_matcher=_stop_matcher,
+            gates=tuple(self.gates),
         )
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
@@ -273,8 +286,14 @@ class Simulation:
         want = expected.logprobs[:n] if arrival.request.params.logprobs is not None else []
         require(reader.logprobs == want, "I8 logprobs", "{}: {} for {}", rid, reader.logprobs, want)
         k = len(reader.prompt_logprobs)
-        require(reader.prompt_logprobs == expected.prompt_logprobs[:k], "I8 prompt logprobs",
-                "{}: {} for {}", rid, reader.prompt_logprobs, expected.prompt_logprobs)
+        require(
+            reader.prompt_logprobs == expected.prompt_logprobs[:k],
+            "I8 prompt logprobs",
+            "{}: {} for {}",
+            rid,
+            reader.prompt_logprobs,
+            expected.prompt_logprobs,
+        )
         complete = n == 0 or k == len(expected.prompt_logprobs)
         require(complete, "I8 prompt logprobs", "{}: {} before the first token", rid, k)
         n_prompt = len(arrival.request.ids) // 4

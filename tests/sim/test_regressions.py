@@ -19,8 +19,14 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-def arrive(step: int, serial: int, rid: str, max_tokens: int = 8, timeout: float | None = None,
-           gates: tuple[tuple[int, bool], ...] = ()) -> Arrive:
+def arrive(
+    step: int,
+    serial: int,
+    rid: str,
+    max_tokens: int = 8,
+    timeout: float | None = None,
+    gates: tuple[tuple[int, bool], ...] = (),
+) -> Arrive:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     ids = np.array([serial % 90 + 1, 5, 7], dtype="<i4").tobytes()
     request = Request(rid=rid, ids=ids, params=params, timeout=timeout)
@@ -37,9 +43,15 @@ def passes_but_for(bug: str, events: list[Event]) -> None:
 def test_an_id_used_again_while_its_aborted_request_is_in_flight() -> None:
     """The late commit of the aborted request deleted its successor: it could not be aborted any more, and the
     scheduler called itself idle while it ran."""
-    passes_but_for("reused_id_is_forgotten", [
-        arrive(0, 1, "r0"), Abort(3, ("r0",)), arrive(3, 2, "r0"), Abort(6, ("r0",)),
-    ])
+    passes_but_for(
+        "reused_id_is_forgotten",
+        [
+            arrive(0, 1, "r0"),
+            Abort(3, ("r0",)),
+            arrive(3, 2, "r0"),
+            Abort(6, ("r0",)),
+        ],
+    )
 
 
 def test_a_gate_that_refuses_stops_the_gates_before_it() -> None:

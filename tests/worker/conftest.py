@@ -152,7 +152,7 @@ def make_driver() -> Callable[..., Driver]:
         context = LayerContext(checkpoint, *device_parts(kernels, dtype))
         built = build_worker(
             checkpoint.config, context, WorkerSizes(n_ids=n_ids, context_length=context_length, n_rows=n_rows),
-            KVConfig(max_tokens=n_tokens), lambda: 1 << 40,
+            KVConfig(pool_tokens=n_tokens), lambda: 1 << 40,
         )  # fmt: skip
         checkpoint.close()
         return Driver(built.worker, built.pool_tokens, page_size)

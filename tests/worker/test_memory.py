@@ -13,26 +13,25 @@ from bough.worker.memory import pool_tokens
 
 
 def test_the_share_is_rounded_down_to_pages() -> None:
-    config = KVConfig(memory_share=0.5, page_size=16)
-    assert pool_tokens(config, 100, 1000, 1_000_000) == 4992
+    assert pool_tokens(KVConfig(memory_share=0.5, page_size=16), 100, 1_000_000) == 4992
 
 
 def test_a_given_size_is_taken_as_it_is() -> None:
-    assert pool_tokens(KVConfig(max_tokens=1000, page_size=16), 100, 500, 1_000_000) == 992
+    assert pool_tokens(KVConfig(pool_tokens=1000, page_size=16), 100, 1_000_000) == 992
 
 
 @pytest.mark.parametrize(
     ("config", "free"),
     [
-        (KVConfig(memory_share=0.5), 150_000),
-        (KVConfig(max_tokens=999), 1_000_000),
-        (KVConfig(max_tokens=1001, page_size=16), 1_000_000),
-        (KVConfig(max_tokens=20_000), 1_000_000),
+        (KVConfig(memory_share=0.5), 10_000),
+        (KVConfig(pool_tokens=63), 1_000_000),
+        (KVConfig(pool_tokens=127, page_size=128), 1_000_000),
+        (KVConfig(pool_tokens=20_000), 1_000_000),
     ],
 )
-def test_a_pool_that_cannot_hold_one_sequence_or_does_not_fit_is_refused(config: KVConfig, free: int) -> None:
+def test_a_pool_that_serves_nobody_or_does_not_fit_is_refused(config: KVConfig, free: int) -> None:
     with pytest.raises(ConfigError):
-        pool_tokens(config, 100, 1000, free)
+        pool_tokens(config, 100, free)
 
 
 def test_the_pool_has_the_bytes_it_says() -> None:
