@@ -31,7 +31,7 @@ from bough.text.stop import StopMatcher
 from bough.text.tokenizer import Tokenizer
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
-from bough.worker.build import WorkerSizes, build_worker
+from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
 
 log = logging.getLogger(__name__)
 
@@ -62,22 +62,14 @@ def build(config: Config) -> EngineCore:
     try:
         tokenizer, _ = load_text(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
-        platform = CpuPlatform(config.device.threads)
-        ops = resolve_ops(config.device.kernels)
-        dtype = _dtype(config.model)
-        built = build_worker(
-            checkpoint.config,
-            LayerContext(checkpoint, ops, dense_linear(ops), PagedAttention(ops), dtype, platform.device),
-            WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running),
-            config.kv,
-            platform.free_memory,
-        )
+        sizes = WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running)
+        executor = LocalExecutor(lambda: _build_worker(config, checkpoint, sizes))
     finally:
         checkpoint.close()
+    built = executor.built
     kv = KVManager(
-        built.pool_tokens, config.kv.page_size, schedule.max_running, context_length, config.kv.eviction,
-        config.kv.cache,
-    )  # fmt: skip
+        built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction, config.kv.cache
+    )
     if kv.capacity < context_length:
         log.warning("the KV pool holds %d tokens: sequences end there, not at %d", kv.capacity, context_length)
     model = ModelInfo(
@@ -87,10 +79,9 @@ def build(config: Config) -> EngineCore:
         vocab_size=built.vocab_size,
         context_length=min(context_length, kv.capacity),
         eos_ids=_eos_ids(tokenizer, checkpoint),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(_dtype(config.model)).removeprefix("torch."),
         n_parameters=built.n_parameters,
     )
-    executor = LocalExecutor(built.worker)
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,
         clock=time.monotonic,
@@ -99,6 +90,14 @@ def build(config: Config) -> EngineCore:
     )  # fmt: skip
     hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits)
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor)
+
+
+def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
+    platform = CpuPlatform(config.device.threads)
+    ops = resolve_ops(config.device.kernels)
+    attention = PagedAttention(ops)
+    context = LayerContext(checkpoint, ops, dense_linear(ops), attention, _dtype(config.model), platform.device)
+    return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
 
 
 def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:

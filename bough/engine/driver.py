@@ -97,7 +97,8 @@ class Driver:
         self._control_ids = itertools.count(1)
         self._next_beat = 0.0
         self._stopping = False
-        self._unchecked = False
+        self._unchecked = False  # since the last step
+        self._unreported = False  # since the last step or message
 
     def stop(self) -> None:
         """Leave the loop soon. Safe in a signal handler and from another thread."""
@@ -122,12 +123,16 @@ class Driver:
         wait = max(0.0, self._next_beat - time.monotonic()) if self.scheduler.idle else 0.0
         for peer, message in self.port.receive(wait):
             self._deliver(peer, message)
+            self._unreported = True
         if not self.scheduler.idle:
             self.scheduler.step()
-            self._unchecked = True
+            self._unchecked = self._unreported = True
         self._flush()
         if time.monotonic() >= self._next_beat:
             self._beat()
+        elif self._unreported and self.scheduler.idle:
+            # Whoever asks after the last answer sees the counters and gauges that it has led to.
+            self._report()
 
     def _deliver(self, peer: Peer, message: ToDriver) -> None:
         if peer not in self._peers:
@@ -225,8 +230,7 @@ class Driver:
                     self._peers[peer] = True
                 elif delivery == "gone":
                     del self._peers[peer]
-        stats = self.scheduler.stats()
-        self._route(msgspec.structs.replace(stats, bad_messages=stats.bad_messages + self.port.bad_messages))
+        self._report()
         if self._unchecked and self.scheduler.idle:
             self._unchecked = False
             try:
@@ -234,3 +238,8 @@ class Driver:
             except Exception as error:
                 logger.error("an invariant does not hold", exc_info=error)
         self._next_beat = time.monotonic() + HEARTBEAT_SECONDS
+
+    def _report(self) -> None:
+        stats = self.scheduler.stats()
+        self._route(msgspec.structs.replace(stats, bad_messages=stats.bad_messages + self.port.bad_messages))
+        self._unreported = False

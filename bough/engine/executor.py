@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
 
 from bough.base.plan import StepPlan, StepResult
+from bough.worker.build import BuiltWorker
 from bough.worker.worker import ForwardHandle
-
-
-class PlanRunner(Protocol):
-    """The synchronous core of a worker (:class:`bough.worker.worker.Worker`)."""
-
-    def forward(self, plan: StepPlan) -> ForwardHandle: ...
-
-    def sample(self, handle: ForwardHandle) -> StepResult: ...
 
 
 class LocalExecutor:
     """One worker, driven by one thread of its own, so that the host plans while the device computes.
 
+    The thread also builds the worker and nothing else in the process computes: OpenMP keeps a team of threads for each
+    thread that has ever computed, and once there are more of them than cores it puts them to sleep between
+    kernels, which more than doubles the time of a small model's step.
+
     With depth 0 the scheduler waits for each step at once and nothing overlaps. An exception of a step
     surfaces in :meth:`concurrent.futures.Future.result`, at the commit.
+
+    Attributes:
+        built: the worker, and what its making found out.
     """
 
-    def __init__(self, worker: PlanRunner) -> None:
-        self._worker = worker
+    def __init__(self, build: Callable[[], BuiltWorker]) -> None:
+        """Raises what ``build`` raises."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device")
+        try:
+            self.built = self._thread.submit(build).result()
+        except BaseException:
+            self.shutdown()
+            raise
 
     def forward(self, plan: StepPlan) -> Future[ForwardHandle]:
-        return self._thread.submit(self._worker.forward, plan)
+        return self._thread.submit(self.built.worker.forward, plan)
 
     def sample(self, forward: Future[ForwardHandle]) -> Future[StepResult]:
-        return self._thread.submit(lambda: self._worker.sample(forward.result()))
+        return self._thread.submit(lambda: self.built.worker.sample(forward.result()))
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
