@@ -9,7 +9,7 @@ splits, so a split moves buckets, never requests.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from bough.base.messages import Namespace
@@ -51,13 +51,12 @@ class _Place:
 
 
 class _Waiter:
-    __slots__ = ("arrival", "bucket", "following", "id", "raw")
+    __slots__ = ("arrival", "bucket", "id", "raw")
 
     def __init__(self, id: int, arrival: int, raw: bytes) -> None:
         self.id = id
         self.arrival = arrival
         self.raw = raw
-        self.following = b""
         self.bucket: _Bucket | None = None
 
 
@@ -65,7 +64,8 @@ class WaitingIndex:
     """Cached prefix lengths of waiting requests. Observes the tree (:class:`bough.kv.node.TreeObserver`).
 
     Adding a request costs one match and O(depth); a change of the tree costs O(requests whose length changes),
-    a split O(positions that move).
+    a split O(positions that move). Those whose length changes are moved in bulk, because a prefix that everybody
+    in a long queue shares moves everybody within one step.
     """
 
     def __init__(self, cache: Matching, page_size: int) -> None:
@@ -108,16 +108,20 @@ class WaitingIndex:
             if below is not None:
                 place.children[below] = None
             below = key if isinstance(key, Node) else None
-        self._hang(waiter, at, match.length)
+        self._hang([waiter], at, match.length)
 
     def remove(self, id: int) -> None:
         """Request ``id`` waits no longer; KeyError when it does not."""
         waiter = self._waiters.pop(id)
         self._changed.pop(id, None)
         assert waiter.bucket is not None, "every waiting request hangs somewhere"
-        at = waiter.bucket.at
-        self._unhang(waiter)
-        for key in _upwards(at):
+        bucket = waiter.bucket
+        following = self._following(waiter, bucket.position)
+        del bucket.by_next[following][id]
+        if not bucket.by_next[following]:
+            del bucket.by_next[following]
+        self._lighten(bucket, 1)
+        for key in _upwards(bucket.at):
             self._places[key].weight -= 1
             self._drop_if_empty(key)
 
@@ -169,16 +173,16 @@ class WaitingIndex:
         if place is None or bucket is None:
             return
         fresh = bytes(node.key[(old_end - node.start) * WIDTH :])
-        group = bucket.by_next.get(fresh[: self._page_bytes])
+        group = bucket.by_next.pop(fresh[: self._page_bytes], None)
         if group is None:
             return
+        self._lighten(bucket, len(group))
         if source is not node:
             self._place(node).weight += len(group)
             place.children[node] = None
-        for waiter in list(group.values()):
-            rest = waiter.raw[old_end * WIDTH : old_end * WIDTH + len(fresh)]
-            matched = len(rest) // WIDTH if fresh.startswith(rest) else common_tokens(rest, fresh)
-            self._move(waiter, node, old_end + matched - matched % self._page_size)
+        for matched, waiters in self._followers(group, old_end, fresh).items():
+            self._hang(waiters, node, old_end + matched)
+        self._changed.update(dict.fromkeys(group))
 
     def on_split(self, upper: Node, lower: Node) -> None:
         """The buckets of the head move to ``upper``."""
@@ -209,10 +213,13 @@ class WaitingIndex:
         assert node.parent is not None, "a root never shrinks"
         gone = node.end == node.start
         target = _key(node.parent) if gone else node
+        fallen: dict[int, _Waiter] = {}
         while place.positions and place.positions[-1] > node.end:
-            bucket = place.buckets[place.positions[-1]]
-            for waiter in [w for group in bucket.by_next.values() for w in group.values()]:
-                self._move(waiter, target, node.end)
+            for group in place.buckets.pop(place.positions.pop()).by_next.values():
+                fallen.update(group)
+        if fallen:
+            self._hang(fallen.values(), target, node.end)
+            self._changed.update(dict.fromkeys(fallen))
         if gone:
             del self._places[node], self._places[target].children[node]
 
@@ -236,31 +243,49 @@ class WaitingIndex:
         elif key.parent is not None:
             del self._places[_key(key.parent)].children[key]
 
-    def _move(self, waiter: _Waiter, at: Node | Namespace, position: int) -> None:
-        self._unhang(waiter)
-        self._hang(waiter, at, position)
-        self._changed[waiter.id] = None
+    def _followers(self, group: dict[int, _Waiter], start: int, fresh: bytes) -> dict[int, list[_Waiter]]:
+        """Part ``group`` by how many tokens of ``fresh``, in whole pages, each goes on with from position ``start``."""
+        parts: dict[int, list[_Waiter]] = {}
+        begin, page = start * WIDTH, self._page_bytes
+        # Most stop where the one before them did: they have the same tokens up to there, and not the page after it.
+        alike, beyond, matched = fresh, b"", len(fresh) // WIDTH
+        for waiter in group.values():
+            raw = waiter.raw
+            if not raw.startswith(alike, begin) or (beyond and raw.startswith(beyond, begin + len(alike))):
+                matched = common_tokens(raw[begin : begin + len(fresh)], fresh)
+                matched -= matched % self._page_size
+                alike, beyond = fresh[: matched * WIDTH], fresh[matched * WIDTH : matched * WIDTH + page]
+            parts.setdefault(matched, []).append(waiter)
+        return parts
 
-    def _hang(self, waiter: _Waiter, at: Node | Namespace, position: int) -> None:
+    def _hang(self, waiters: Collection[_Waiter], at: Node | Namespace, position: int) -> None:
+        """Put ``waiters``, which hang nowhere now, at ``position`` of ``at``."""
         place = self._places[at]
         bucket = place.buckets.get(position)
         if bucket is None:
             bucket = place.buckets[position] = _Bucket(at, position)
             insort(place.positions, position)
-        waiter.bucket = bucket
-        # Empty for a request that ends here: no page is filed under it, so nothing attached ever moves it.
-        waiter.following = waiter.raw[position * WIDTH : position * WIDTH + self._page_bytes]
-        bucket.by_next.setdefault(waiter.following, {})[waiter.id] = waiter
-        bucket.size += 1
+        by_next = bucket.by_next
+        for waiter in waiters:
+            waiter.bucket = bucket
+            following = self._following(waiter, position)
+            group = by_next.get(following)
+            if group is None:
+                by_next[following] = {waiter.id: waiter}
+            else:
+                group[waiter.id] = waiter
+        bucket.size += len(waiters)
 
-    def _unhang(self, waiter: _Waiter) -> None:
-        bucket = waiter.bucket
-        assert bucket is not None, "every waiting request hangs somewhere"
-        group = bucket.by_next[waiter.following]
-        del group[waiter.id]
-        if not group:
-            del bucket.by_next[waiter.following]
-        bucket.size -= 1
+    def _following(self, waiter: _Waiter, position: int) -> bytes:
+        """The page with which ``waiter`` goes on after ``position``.
+
+        Empty for a request that ends there: no page is filed under it, so nothing attached ever moves it.
+        """
+        return waiter.raw[position * WIDTH : position * WIDTH + self._page_bytes]
+
+    def _lighten(self, bucket: _Bucket, n: int) -> None:
+        """``n`` requests have left ``bucket``; it goes when it is empty."""
+        bucket.size -= n
         if not bucket.size:
             place = self._places[bucket.at]
             del place.buckets[bucket.position]
@@ -271,7 +296,8 @@ class WaitingIndex:
         weights: dict[Node | Namespace, int] = {}
         for waiter in self._waiters.values():
             bucket = waiter.bucket
-            assert bucket is not None and waiter.id in bucket.by_next[waiter.following], "a request hangs nowhere"
+            assert bucket is not None, "a request hangs nowhere"
+            assert waiter.id in bucket.by_next[self._following(waiter, bucket.position)], "a request is misfiled"
             assert self._places[bucket.at].buckets[bucket.position] is bucket, "a bucket is at another place"
             for key in _upwards(bucket.at):
                 weights[key] = weights.get(key, 0) + 1

@@ -7,7 +7,7 @@ policy says, :class:`bough.scheduler.queue.WaitQueue` bounds how long a request 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from bough.base.registry import Registry
@@ -15,6 +15,9 @@ from bough.kv.waiting import WaitingIndex
 from bough.scheduler.req import Req
 
 Key = tuple[float, ...]
+
+REBUILD_SHARE = 8
+"""A heap is made anew when more than this part of it changes: an entry of a new heap costs about an eighth of a push."""
 
 
 class Policy(Protocol):
@@ -30,8 +33,8 @@ class Policy(Protocol):
         """``req`` no longer waits."""
         ...
 
-    def changed(self, req: Req, length: int) -> None:
-        """The match length of ``req`` is now ``length``."""
+    def changed(self, lengths: Iterable[tuple[Req, int]]) -> None:
+        """The match lengths of these requests, which wait, are new; a shared prefix changes many at once."""
         ...
 
     def head(self) -> Req | None:
@@ -63,12 +66,24 @@ class KeyPolicy:
     def discard(self, req: Req) -> None:
         del self._waiting[req.order]
         if len(self._heap) > 64 + 4 * len(self._waiting):
-            self._heap = [(key, order) for order, (key, _) in self._waiting.items()]
-            heapq.heapify(self._heap)
+            self._rebuild()
 
-    def changed(self, req: Req, length: int) -> None:
+    def changed(self, lengths: Iterable[tuple[Req, int]]) -> None:
         if self._follows_cache:
-            self.push(req, length)
+            entries: list[tuple[Key, int]] = []
+            for req, length in lengths:
+                key = self._key(req, length)
+                self._waiting[req.order] = (key, req)
+                entries.append((key, req.order))
+            if len(entries) > len(self._heap) // REBUILD_SHARE:
+                self._rebuild()
+                return
+            for entry in entries:
+                heapq.heappush(self._heap, entry)
+
+    def _rebuild(self) -> None:
+        self._heap = [(key, order) for order, (key, _) in self._waiting.items()]
+        heapq.heapify(self._heap)
 
     def head(self) -> Req | None:
         while self._heap:
@@ -105,7 +120,7 @@ class DepthFirst:
         del self._waiting[req.order]
         self._started.pop(req.order, None)
 
-    def changed(self, req: Req, length: int) -> None:
+    def changed(self, lengths: Iterable[tuple[Req, int]]) -> None:
         self._order = None
 
     def head(self) -> Req | None:

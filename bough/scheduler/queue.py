@@ -61,8 +61,8 @@ class WaitQueue:
 
     def head(self, now: float) -> Req | None:
         """Whose turn it is at ``now`` (seconds); the request stays in the queue."""
-        for order in self._index.changed():
-            self._policy.changed(self._reqs[order], self._index.length(order))
+        if changed := self._index.changed():
+            self._policy.changed((self._reqs[order], self._index.length(order)) for order in changed)
         oldest = self._first()
         if oldest is not None and self._passed_over >= OVERDUE_SHARE - 1 and now - oldest.arrival > self._max_wait:
             return oldest
