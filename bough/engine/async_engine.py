@@ -22,6 +22,7 @@ from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, GenerateOptions, Generation
 from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
+from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
 from bough.text.chat_template import ChatTemplate
 from bough.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class AsyncEngine:
     @classmethod
     async def launch(cls, config: Config) -> AsyncEngine:
         """Build an engine in this process. Raises ConfigError where that is impossible."""
+        wait_briefly()
         from bough.engine.build import build
 
         sources: list[Path | Mapping[str, Any]] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bough.base import log
 from bough.base.config import Config
 from bough.engine.launch import EXIT_FAILED, Launch
+from bough.engine.openmp import wait_briefly
 
 if TYPE_CHECKING:
     from bough.engine.driver import Core
@@ -21,6 +22,7 @@ logger = logging.getLogger("bough.engine")
 
 def build_engine(config: Config) -> Core:
     """The real engine; imported here, because it is slow to import and the parent may die meanwhile."""
+    wait_briefly()
     from bough.engine.build import build
 
     return build(config)

@@ -22,11 +22,21 @@ def resolve(config: Config) -> Config:
         raise ConfigError(f"page size must be in [1, 1024], not {kv.page_size}", param="page_size")
     if not 0 < kv.memory_share <= 1:
         raise ConfigError(f"the memory share must be in (0, 1], not {kv.memory_share:g}", param="memory_share")
-    max_running = schedule.max_running or CPU_MAX_RUNNING
-    step_tokens = schedule.step_tokens or max(CPU_STEP_TOKENS, 2 * max_running)
+    if not schedule.max_wait >= 0:
+        raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
+    _at_least_one("context_length", config.model.context_length)
+    _at_least_one("threads", config.device.threads)
+    max_running = _at_least_one("max_running", schedule.max_running) or CPU_MAX_RUNNING
+    step_tokens = _at_least_one("step_tokens", schedule.step_tokens) or max(CPU_STEP_TOKENS, 2 * max_running)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
     depth = 1 if schedule.depth is None else schedule.depth
     return replace(config, schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth))
+
+
+def _at_least_one(name: str, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise ConfigError(f"{name} must be at least 1, not {value}", param=name)
+    return value

@@ -42,6 +42,8 @@ BACKLOG = 2048
 
 def listen(config: ServeConfig) -> socket.socket:
     """The listening socket of the API. Raises ConfigError when the address is taken or not ours."""
+    if not 0 <= config.port <= 65535:
+        raise ConfigError(f"the port must be in [0, 65535], not {config.port}", param="port")
     try:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)

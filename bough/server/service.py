@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -227,5 +228,10 @@ class Service:
 
 def check_config(config: Config) -> None:
     """Raises ConfigError for values of the serve section that cannot work."""
-    if config.serve.grace < 0 or config.serve.stall_timeout <= 0:
-        raise ConfigError("serve.grace must not be negative and serve.stall_timeout must be positive")
+    serve = config.serve
+    if not (math.isfinite(serve.grace) and serve.grace >= 0):
+        raise ConfigError(f"the grace must be a number of seconds that is not negative, not {serve.grace:g}")
+    if not serve.stall_timeout > 0:
+        raise ConfigError(f"the stall timeout must be positive, not {serve.stall_timeout:g}")
+    if serve.request_timeout is not None and not serve.request_timeout > 0:
+        raise ConfigError(f"the request timeout must be positive, not {serve.request_timeout:g}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .serving import Server, running
+from .serving import TINY, Server, running
 
 
 @pytest.fixture(scope="session")
@@ -20,5 +20,5 @@ def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(long_model: Path) -> Iterator[Server]:
-    with running(str(long_model), "--served-name", "tiny", "--pool-tokens", "65536") as server:
+    with running(str(long_model), "--served-name", "tiny", *TINY) as server:
         yield server

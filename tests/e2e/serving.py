@@ -22,6 +22,8 @@ import httpx
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 SERVE = (sys.executable, "-m", "bough.cli.main", "serve")
+TINY = ("--pool-tokens", "65536", "--threads", "1")
+"""Flags for tiny models: a second thread would only wait for the first."""
 _ANNOUNCED = re.compile(r"bough serves (?P<model>\S+) at (?P<url>http://\S+:(?P<port>\d+))/v1")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from .serving import Server, Stream, clients, dead, load, read_stream, running, wait_for
+from .serving import TINY, Server, Stream, clients, dead, load, read_stream, running, wait_for
 
 NOTICE = 3.0
 """Seconds within which everyone whom a death concerns has heard of it."""
@@ -44,7 +44,7 @@ async def under_load(server: Server, strike: Callable[[], None]) -> tuple[list[S
 
         streams, tasks = await load(client, PROMPTS, ENDLESS)
         waiting = [asyncio.create_task(whole(i)) for i in range(5)]
-        while (await client.get("/server_info")).json()["requests_in_flight"] < STREAMS + 5:
+        while (await client.get("/server_info")).json()["stats"]["running"] < STREAMS + 5:
             pass
         strike()
         async with asyncio.timeout(NOTICE):
@@ -53,15 +53,13 @@ async def under_load(server: Server, strike: Callable[[], None]) -> tuple[list[S
     return streams, answers
 
 
-
-
 def agree(streams: list[Stream], tokens: list[list[int]]) -> bool:
     """Whether what arrived is the beginning of the right answers, as far as these are known."""
     return all(s.tokens[:KNOWN] == known[: len(s.tokens)] for s, known in zip(streams, tokens))
 
 
 def test_engine_killed(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         tokens, pids = expected(server), server.children
         streams, answers = asyncio.run(under_load(server, lambda: os.kill(pids["engine"], signal.SIGKILL)))
         assert agree(streams, tokens)
@@ -81,7 +79,7 @@ def test_engine_killed(long_model: Path) -> None:
 
 
 def test_api_killed(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         tokens, pids = expected(server), server.children
         streams, answers = asyncio.run(under_load(server, lambda: os.kill(pids["api"], signal.SIGKILL)))
         assert agree(streams, tokens)
@@ -99,7 +97,7 @@ def test_api_killed(long_model: Path) -> None:
 
 
 def test_supervisor_killed(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         pids = server.children
         pidfds = [os.pidfd_open(pid) for pid in pids.values()]
         streams, answers = asyncio.run(under_load(server, server.process.kill))
@@ -111,7 +109,7 @@ def test_supervisor_killed(long_model: Path) -> None:
 @pytest.mark.slow
 def test_the_engine_killed_many_times(long_model: Path) -> None:
     """Each time while it computes, also while it is still loading."""
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         tokens, api = expected(server), server.children["api"]
 
         async def once() -> None:

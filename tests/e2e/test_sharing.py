@@ -17,9 +17,7 @@ def test_a_common_prefix_is_computed_once(served: Server) -> None:
 
     async def main() -> list[Stream]:
         async with clients(served) as client:
-            return await asyncio.gather(
-                *(read_stream(client, prompt(i), ANSWER, Stream()) for i in range(CLIENTS))
-            )
+            return await asyncio.gather(*(read_stream(client, prompt(i), ANSWER, Stream()) for i in range(CLIENTS)))
 
     streams = asyncio.run(main())
     after = served.quiet()

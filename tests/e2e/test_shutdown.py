@@ -9,11 +9,12 @@ import socket
 from pathlib import Path
 
 import httpx
+import pytest
 
-from .serving import Server, clients, dead, load, running
+from .serving import TINY, Server, clients, dead, load, running
 
 PROMPTS = [[10 + i, 20, 30] for i in range(4)]
-LENGTH = 1500
+LENGTH = 1000
 ENDLESS = 30000
 
 
@@ -26,7 +27,7 @@ def ended(server: Server, pidfds: list[int]) -> None:
 
 
 def test_streams_finish(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         pidfds = [os.pidfd_open(pid) for pid in server.children.values()]
         answer = server.post("/generate", {
             "input_ids": PROMPTS, "sampling_params": {"max_new_tokens": LENGTH, "temperature": 0, "ignore_eos": True},
@@ -56,7 +57,7 @@ def test_streams_finish(long_model: Path) -> None:
 
 
 def test_a_second_signal_is_fast(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server:
+    with running(str(long_model), *TINY) as server:
         pidfds = [os.pidfd_open(pid) for pid in server.children.values()]
 
         async def main() -> None:
@@ -77,7 +78,7 @@ def test_a_second_signal_is_fast(long_model: Path) -> None:
 
 
 def test_grace_ends(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536", "--grace", "0.5") as server:
+    with running(str(long_model), *TINY, "--grace", "0.5") as server:
         pidfds = [os.pidfd_open(pid) for pid in server.children.values()]
 
         async def main() -> None:
@@ -103,8 +104,9 @@ def test_grace_ends(long_model: Path) -> None:
         ended(server, pidfds)
 
 
+@pytest.mark.slow
 def test_idle_connections_do_not_keep_it(long_model: Path) -> None:
-    with running(str(long_model), "--pool-tokens", "65536") as server, httpx.Client(base_url=server.url) as idle:
+    with running(str(long_model), *TINY) as server, httpx.Client(base_url=server.url) as idle:
         pidfds = [os.pidfd_open(pid) for pid in server.children.values()]
         assert idle.get("/health").status_code == 200
         with socket.create_connection(("127.0.0.1", server.port)):

@@ -213,8 +213,8 @@ CACHE = (
         "waiting requests never learned of what was cached since",
         WaitingIndex,
         "on_extend",
-        "for waiter in list(group.values()):",
-        "for waiter in list(group.values())[1:]:",
+        "self._hang(waiters, node, old_end + matched)",
+        "self._hang(waiters, node, old_end + min(matched, 1))",
     ),
     _bug(
         "index_misses_eviction",

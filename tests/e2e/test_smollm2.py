@@ -1,0 +1,57 @@
+"""The default model: a server that is started without a word about models, and sensible English."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from bough.weights.embedded import BYTES, FILE, PACKAGE, VERSION, cache_folder
+
+from .serving import Server, running
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def default() -> Iterator[Server]:
+    path = cache_folder() / f"{PACKAGE}-{VERSION}" / FILE
+    if not (path.is_file() and path.stat().st_size == BYTES):
+        pytest.skip("the default model is not on this machine; `bough generate hello` fetches it")
+    with running("--pool-tokens", "8192") as server:
+        yield server
+
+
+@pytest.fixture
+def client(default: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=default.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_the_capital_of_france(client: openai.OpenAI) -> None:
+    model = client.models.list().data[0].id
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    first = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40)
+    text = first.choices[0].message.content
+    assert text is not None and "Paris" in text
+    assert first.choices[0].finish_reason == "stop"
+    pieces = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40, stream=True)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == text
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And of Italy?"}]
+    second = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40)
+    assert "Rome" in (second.choices[0].message.content or "")
+    assert first.usage is not None and second.usage is not None
+    details = second.usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens is not None
+    # The whole first turn, its answer included, is known.
+    assert details.cached_tokens >= first.usage.total_tokens - 2
+
+
+def test_many_ask_at_once(default: Server, client: openai.OpenAI) -> None:
+    text = "One, two, three, four, five, six, seven,"
+    alone = client.completions.create(model="default", prompt=text, temperature=0, max_tokens=12)
+    together = client.completions.create(model="default", prompt=[text] * 12, temperature=0, max_tokens=12)
+    assert "eight" in alone.choices[0].text
+    assert [c.text for c in together.choices] == [alone.choices[0].text] * 12
+    default.quiet()
