@@ -17,7 +17,7 @@ from bough.scheduler.req import Req
 Key = tuple[float, ...]
 
 REBUILD_SHARE = 8
-"""A heap is made anew when more than this part of it changes: an entry of a new heap costs about an eighth of a push."""
+"""A heap is made anew when more than this part of it changes: an entry of a new heap costs an eighth of a push."""
 
 
 class Policy(Protocol):
