@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from bough.base.config import ScheduleConfig
 from bough.base.limits import Limits
 from bough.base.params import SamplingParams
 from bough.base.plan import Ints
@@ -154,6 +155,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     pool_tokens: int
     page_size: int
     limits: Limits
+    schedule: ScheduleConfig = ScheduleConfig()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):

@@ -10,7 +10,7 @@ Shapes: B rows in the plan, T new tokens of all rows together, S rows that sampl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,13 @@ class PositionLogprobs:
     asked: list[tuple[int, float]]
 
 
+class Failure(NamedTuple):
+    """Why a row failed alone; ``status`` is 400 where the request itself is to blame."""
+
+    message: str
+    status: int = 500
+
+
 @dataclass(slots=True)
 class StepResult:
     """What one plan produced.
@@ -115,7 +122,7 @@ class StepResult:
     counts: Ints
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
     seconds: float = 0.0
 
 

@@ -61,7 +61,7 @@ def _validate_length(params: SamplingParams, n_prompt: int, context_length: int)
 
 
 def _validate_params(p: SamplingParams, limits: Limits, vocab_size: int) -> None:
-    _number("temperature", p.temperature, 0, 100)
+    _number("temperature", p.temperature, 0, 2)
     _number("top_p", p.top_p, 0, 1, open_low=True)
     _number("min_p", p.min_p, 0, 1)
     if p.top_k != -1:

@@ -88,7 +88,7 @@ def build(config: Config) -> EngineCore:
         draw=lambda: secrets.randbits(63),
         stop_matcher=_stop_matcher(tokenizer),
     )  # fmt: skip
-    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits)
+    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule)
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor)
 
 

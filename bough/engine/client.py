@@ -7,6 +7,7 @@ import itertools
 import math
 import secrets
 import time
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import msgspec
@@ -39,6 +40,8 @@ class EngineClient(Protocol):
 
     hello: Hello | None
     stats: Stats | None
+    on_stats: Callable[[Stats], None]
+    """Called with every heartbeat; the step times in one are in no other."""
 
     @property
     def alive(self) -> bool:
@@ -74,6 +77,10 @@ class EngineClient(Protocol):
         ...
 
 
+def _ignore(stats: Stats) -> None:
+    """Nobody follows the heartbeats."""
+
+
 class StreamClient:
     """The part of a client above its transport: streams, commands, heartbeats.
 
@@ -85,6 +92,7 @@ class StreamClient:
     def __init__(self) -> None:
         self.hello: Hello | None = None
         self.stats: Stats | None = None
+        self.on_stats: Callable[[Stats], None] = _ignore
         self._stats_at = -math.inf
         self._streams: dict[str, tuple[OutputStream, str]] = {}  # by wire id, with the rid
         self._wire_ids: dict[str, str] = {}  # by rid
@@ -161,6 +169,7 @@ class StreamClient:
                 self._feed(output, now)
         elif isinstance(message, Stats):
             self.stats, self._stats_at = message, time.monotonic()
+            self.on_stats(message)
         elif isinstance(message, Hello):
             self._greet(message)
         elif (reply := self._controls.get(message.id)) is not None and not reply.done():

@@ -44,10 +44,10 @@ class Committer:
         tokens[result.counts > 0] = result.tokens
         look = self._append(r[sampled], tokens[sampled])
         outputs = self._outputs(flight, result, sampled, tokens, look)
-        for i, reason in result.failed.items():
+        for i, failure in result.failed.items():
             req = flight.reqs[i]
             if req.status is Status.RUNNING:
-                outputs.append(_terminal(req, Finish("error", message=reason, status=500)))
+                outputs.append(_terminal(req, Finish("error", message=failure.message, status=failure.status)))
                 self._close(req)
         for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
             self._vacate(row)

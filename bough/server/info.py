@@ -95,6 +95,8 @@ class Info:
         hello = engine.client.hello if engine is not None else None
         stats = engine.client.stats if engine is not None else None
         config = msgspec.to_builtins(service.config)
+        if hello is not None:
+            config["schedule"] = msgspec.to_builtins(hello.schedule)
         limits = config.pop("limits")
         return as_json(
             {

@@ -73,7 +73,6 @@ class Metrics:
         self.responses = Counter(
             "bough_http_responses", "Responses by path and status", ("path", "status"), registry=make
         )
-        self._seen: Stats | None = None
         self.registry.register(_EngineCollector(service))
 
     def render(self) -> bytes:
@@ -81,10 +80,7 @@ class Metrics:
         return generate_latest(self.registry)
 
     def observe_stats(self, stats: Stats) -> None:
-        """Take the step times of a heartbeat, once."""
-        if stats is self._seen:
-            return
-        self._seen = stats
+        """Take the step times of a heartbeat."""
         for histogram, values in (
             (self.step, stats.step_seconds),
             (self.device, stats.device_seconds),

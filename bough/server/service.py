@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from bough.base.config import Config
 from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from bough.base.limits import Limits
-from bough.base.messages import Hello
+from bough.base.messages import Hello, Stats
 from bough.engine.async_engine import AsyncEngine
 from bough.server.errors import ModelNotFound
 from bough.server.metrics import Metrics
 
 logger = logging.getLogger("bough.server")
 
-HEARTBEAT_SECONDS = 5.0
-"""Age of the last heartbeat from which on an idle engine counts as stuck; a busy one may be within a long step."""
+HEARTBEAT_SECONDS = 2.0
+"""Age of the last heartbeat from which on an idle engine counts as stuck."""
+
+STEPS_WITHOUT_HEARTBEAT = 4
+"""A busy engine sends no heartbeat within a step: it counts as stuck after so many of its longest steps beyond that."""
 
 TICK_SECONDS = 0.25
 """How often progress and stalled clients are looked at."""
@@ -60,6 +63,7 @@ class Service:
         self._sequences = 0
         self._steps = -1
         self._attached_at = 0.0
+        self._longest_step = math.inf
         self._progress_at = time.monotonic()
 
     @property
@@ -70,6 +74,7 @@ class Service:
         """The engine is ready: serve with it."""
         self.engine = engine
         self._attached_at = self._progress_at = time.monotonic()
+        engine.client.on_stats = self._on_heartbeat
 
     # Access for endpoints
 
@@ -176,7 +181,8 @@ class Service:
         found = []
         now, stall_timeout = time.monotonic(), self.config.serve.stall_timeout
         age = min(self.engine.client.stats_age(), now - self._attached_at)
-        if age > (stall_timeout if self._busy else min(stall_timeout, HEARTBEAT_SECONDS)):
+        patience = HEARTBEAT_SECONDS + (STEPS_WITHOUT_HEARTBEAT * self._longest_step if self._busy else 0.0)
+        if age > min(stall_timeout, patience):
             found.append(f"heartbeat: the last one of the engine is {age:.1f} s old")
         if (stalled := now - self._progress_at) > stall_timeout:
             found.append(f"stall: no step for {stalled:.1f} s with work queued")
@@ -186,6 +192,12 @@ class Service:
     def _busy(self) -> bool:
         stats = self.engine.client.stats if self.engine is not None else None
         return self._sequences > 0 or (stats is not None and stats.waiting + stats.running > 0)
+
+    def _on_heartbeat(self, stats: Stats) -> None:
+        self.metrics.observe_stats(stats)
+        if stats.step_seconds:
+            known = self._longest_step if self._longest_step < math.inf else 0.0
+            self._longest_step = max(known, *stats.step_seconds)
 
     async def watch(self) -> None:
         """Follow the engine's progress and drop clients that stopped reading, for as long as the server runs."""
@@ -202,8 +214,6 @@ class Service:
 
     def _follow_progress(self) -> None:
         stats = self.engine.client.stats if self.engine is not None else None
-        if stats is not None:
-            self.metrics.observe_stats(stats)
         steps = -1 if stats is None else stats.steps
         if steps != self._steps or not self._busy:
             self._steps = steps

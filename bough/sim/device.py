@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, Ints, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import LAST, Failure, Ints, PositionLogprobs, RowInit, StepPlan, StepResult
 
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -156,7 +156,8 @@ class FakeDevice:
     def _sample(self, plan: StepPlan, spans: list[tuple[int, int, int, int]], failed: dict[int, str]) -> StepResult:
         counts = np.zeros(len(plan.rows), dtype=np.int32)
         tokens: list[int] = []
-        result = StepResult(plan.step, np.empty(0, np.int32), counts, failed=failed)
+        failures = {i: Failure(reason) for i, reason in failed.items()}
+        result = StepResult(plan.step, np.empty(0, np.int32), counts, failed=failures)
         for i, (row, start, begin, end) in enumerate(spans):
             state, stop = self._rows[row], start + end - begin
             if i in failed:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bough.base.plan import PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import Failure, PositionLogprobs, RowInit, StepPlan, StepResult
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
@@ -53,7 +53,7 @@ class Worker:
         self._rows = rows
         self._sampler = sampler
         self._prompt_logprobs = PromptLogprobs()
-        self._broken: dict[int, str] = {}
+        self._broken: dict[int, Failure] = {}
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
         """Update the row state and compute the plan's tokens."""
@@ -136,7 +136,7 @@ class Worker:
     def _one_by_one(self, hidden: Tensor, context: SampleContext) -> Sampled:
         tokens: list[int] = []
         logprobs: dict[int, list[PositionLogprobs]] = {}
-        failed: dict[int, str] = {}
+        failed: dict[int, Failure] = {}
         for i, row in enumerate(context.rows):
             try:
                 alone = SampleContext([row], context.positions[i : i + 1])
@@ -151,5 +151,5 @@ class Worker:
         return Sampled(tokens, logprobs, failed)
 
 
-def _reason(error: Exception) -> str:
-    return f"sampling failed: {type(error).__name__}"
+def _reason(error: Exception) -> Failure:
+    return Failure(f"sampling failed: {type(error).__name__}")

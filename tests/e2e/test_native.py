@@ -110,3 +110,21 @@ def test_what_is_refused(served: Server) -> None:
     assert long.status_code == 400 and "32768" in long.json()["error"]["message"]
     beyond = served.post("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 32768}})
     assert beyond.status_code == 400
+
+
+def test_rules_that_contradict_each_other_are_the_clients_fault(served: Server) -> None:
+    """Which token is left to sample is known only at the sampler; the answer is a 400 all the same."""
+    body = {"model": served.model, "prompt": "x", "allowed_token_ids": [0], "min_tokens": 1, "max_tokens": 2}
+    answer = served.post("/v1/completions", body)
+    assert answer.status_code == 400 and "no token" in answer.json()["error"]["message"]
+
+
+def test_every_step_is_in_the_histograms(served: Server) -> None:
+    served.post("/generate", {"text": "the cat", "sampling_params": {"max_new_tokens": 40, "temperature": 0}})
+
+    def counted() -> bool:
+        lines = httpx.get(served.url + "/metrics").text.splitlines()
+        values = {name: float(value) for name, _, value in (line.partition(" ") for line in lines) if name[:1] != "#"}
+        return values["bough_device_seconds_count"] == values["bough_steps_total"] > 40
+
+    wait_for(counted)

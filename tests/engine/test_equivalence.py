@@ -27,6 +27,7 @@ class Answer:
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     finish: Finish | None = None
+    n_prompt: int = 0
 
 
 def engine(model: Path, kv: dict[str, Any], schedule: dict[str, Any], kernels: Any) -> EngineCore:
@@ -47,7 +48,8 @@ def workload() -> list[Request]:
         {"temperature": 1.0, "seed": 5}, {"temperature": 0.7, "seed": 6, "top_k": 20, "top_p": 0.9, "logprobs": 0},
         {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
         {"temperature": 1.2, "seed": 8, "min_p": 0.05, "logit_bias": {7: 5.0}},
-        {"temperature": 0.0, "stop": ("a", "th"), "min_tokens": 3}, {"temperature": 0.0, "bad_words": ((9, 10), (11,))},
+        {"temperature": 0.0, "stop": ("a", "th"), "stop_regex": ("[0-9]e",), "min_tokens": 3},
+        {"temperature": 0.0, "bad_words": ((9, 10), (11,))},
         {"temperature": 1.0, "seed": 9, "allowed_token_ids": tuple(range(20, 60))},
     ]  # fmt: skip
     requests = []
@@ -87,6 +89,7 @@ def collect(core: EngineCore, answers: dict[str, Answer]) -> None:
             answer.logprobs += output.logprobs or []
             answer.prompt_logprobs += output.prompt_logprobs or []
             answer.finish = output.finish
+            answer.n_prompt = output.n_prompt
     core.scheduler.outbox.clear()
 
 

@@ -97,3 +97,20 @@ def test_a_longer_table_does_not_change_earlier_positions() -> None:
 def test_unusable_settings_are_refused(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         rotary_table(rope_parameters({"max_position_embeddings": MOST, **config}), DIM, MOST)
+
+
+def test_factors_of_a_gguf_file_equal_the_scaling_that_they_were_made_from() -> None:
+    plain = rope_parameters({"rope_theta": 10000.0, "max_position_embeddings": MOST})
+    scaled = rope_parameters(
+        {"rope_theta": 10000.0, "max_position_embeddings": MOST, "rope_scaling": SCALINGS["llama3"]}
+    )
+    # Angles of position 1 are the frequencies.
+    half = DIM // 2
+    angle = [torch.atan2(t[1, half:], t[1, :half]) for t in (rotary_table(s, DIM, 2) for s in (plain, scaled))]
+    factors = (angle[0] / angle[1]).tolist()
+    from_file = rope_parameters(
+        {"max_position_embeddings": MOST, "rope_scaling": {"rope_type": "factors", "factors": factors}}
+    )
+    torch.testing.assert_close(rotary_table(from_file, DIM, MOST), rotary_table(scaled, DIM, MOST), atol=1e-4, rtol=0)
+    with pytest.raises(ConfigError):
+        rotary_table({**from_file, "factors": factors[:-1]}, DIM, MOST)

@@ -2,7 +2,7 @@
 
 A model's positions are looked up in a table [n_positions, R] float32: R/2 cosines, then R/2 sines, with the
 attention factor of the scaling already multiplied in. The numbers are those of ``transformers``, operation
-by operation in float32, for the types default, linear, dynamic, llama3 and yarn.
+by operation in float32, for the types default, linear, dynamic, llama3 and yarn; ``factors`` are given one by one.
 
 *dynamic* (NTK-aware scaling by length): ``transformers`` recomputes the frequencies from the length of the
 sequence so far, so what a key looks like depends on when it was computed. Cached keys are shared between
@@ -103,6 +103,14 @@ def _llama3(settings: Mapping[str, Any], dim: int) -> Tensor:
     return torch.where(medium, between, slowed)
 
 
+def _factors(settings: Mapping[str, Any], dim: int) -> Tensor:
+    """A divisor for each frequency, as GGUF files of Llama 3.1 and later carry them."""
+    factors = torch.tensor(settings["factors"], dtype=torch.float32)
+    if factors.shape != (dim // 2,):
+        raise ConfigError(f"{len(factors)} rotary factors do not fit {dim // 2} frequencies")
+    return _default(settings, dim) / factors
+
+
 def _dynamic(settings: Mapping[str, Any], dim: int, n_positions: int) -> Tensor:
     """[n_positions, dim / 2]: the frequencies of each position; see the module's text."""
     factor, most = settings["factor"], settings["max_position_embeddings"]
@@ -149,4 +157,4 @@ def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:
     return mscale(1.0)
 
 
-_FREQUENCIES = {"default": _default, "linear": _linear, "llama3": _llama3}
+_FREQUENCIES = {"default": _default, "linear": _linear, "llama3": _llama3, "factors": _factors}

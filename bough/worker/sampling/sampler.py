@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from bough.base.plan import PositionLogprobs, RowInit
+from bough.base.plan import Failure, PositionLogprobs, RowInit
 from bough.worker.sampling.bad_words import BadWords
 from bough.worker.sampling.base import RowState, SampleContext, Tensor
 from bough.worker.sampling.bias import AllowedTokens, LogitBias, MinTokens
@@ -41,7 +41,7 @@ class Sampled:
 
     tokens: list[int]
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Sampler:
         """Choose a token for each row of ``logits`` ([S, V], any float dtype; changed in place where float32)."""
         raw = self._logprobs.capture(logits, context.rows)
         tokens: list[int] = self._argmax(logits).tolist()
-        failed = {i: "the model's logits are not finite" for i, token in enumerate(tokens) if token < 0}
+        failed = {i: Failure("the model's logits are not finite") for i, token in enumerate(tokens) if token < 0}
         active = [f for f in self._features if any(row in f.rows for row in context.rows)]
         if active:
             logits = logits.float()
@@ -99,7 +99,7 @@ class Sampler:
             tokens = self._argmax(logits).tolist()
             for i, token in enumerate(tokens):
                 if token < 0:
-                    failed.setdefault(i, "the request's own rules leave no token to sample")
+                    failed.setdefault(i, Failure("the request's own rules leave no token to sample", 400))
         drawn = [i for i, row in enumerate(context.rows) if row in self._draws and i not in failed]
         if drawn:
             best = [tokens[i] for i in drawn]
