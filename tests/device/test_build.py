@@ -54,7 +54,7 @@ def test_without_a_compiler_torch_takes_over(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with caplog.at_level(logging.WARNING, logger="bough"):
+    with caplog.at_level(logging.WARNING, logger=library.__name__):
         found = library.load()
     assert found.library is None
     assert "no-such-compiler" in found.reason
