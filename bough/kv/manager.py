@@ -101,10 +101,6 @@ class KVManager:
         """Tokens that could be had now, in whole pages: free ones and those that can be evicted."""
         return self.pages.free * self.page_size + self._cache.total_tokens - self._cache.locked_tokens
 
-    def fits(self, n_tokens: int) -> bool:
-        """Whether a row of ``n_tokens`` could exist if it had the pool to itself."""
-        return n_tokens <= self.table.max_len and -(-n_tokens // self.page_size) <= self.pages.n_pages
-
     def usage(self) -> Usage:
         """Who holds how much, O(1)."""
         total, free, tree = self.capacity, self.pages.free * self.page_size, self._cache.total_tokens

@@ -47,7 +47,7 @@ class Committer:
         for i, failure in result.failed.items():
             req = flight.reqs[i]
             if req.status is Status.RUNNING:
-                outputs.append(_terminal(req, Finish("error", message=failure.message, status=failure.status)))
+                outputs.append(terminal(req, Finish("error", message=failure.message, status=failure.status)))
                 self._close(req)
         for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
             self._vacate(row)
@@ -135,7 +135,7 @@ class Committer:
         self._close(req)
         if self._rows.in_flight[row] == 0:
             self._vacate(row)
-        return _terminal(req, finish)
+        return terminal(req, finish)
 
     def _close(self, req: Req) -> None:
         req.status = Status.FINISHED
@@ -149,7 +149,8 @@ class Committer:
         self._planner.vacate(row, min(int(rows.computed[row]), int(rows.n_ids[row]) - 1))
 
 
-def _terminal(req: Req, finish: Finish) -> Output:
+def terminal(req: Req, finish: Finish) -> Output:
+    """The last output of ``req``, without tokens."""
     return Output(req.request.rid, req.n_sent, [], req.n_prompt, max(req.cached_len, 0), finish)
 
 

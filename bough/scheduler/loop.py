@@ -28,7 +28,7 @@ from bough.base.messages import (
 from bough.base.plan import Executor, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
-from bough.scheduler.commit import Committer
+from bough.scheduler.commit import Committer, terminal
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
@@ -247,7 +247,7 @@ class Scheduler:
                 self._queue.remove(req)
             req.status = Status.FINISHED
             self._ended_early += 1
-            self._news.append(Output(req.request.rid, req.n_sent, [], req.n_prompt, max(req.cached_len, 0), finish))
+            self._news.append(terminal(req, finish))
         self._reqs.pop(req.request.rid, None)
 
     def _expire(self, now: float) -> None:
@@ -297,7 +297,7 @@ class Scheduler:
                 self._ended_early += 1
                 self._reqs.pop(req.request.rid, None)
                 finish = Finish("error", message="the engine failed while computing this request", status=500)
-                self._news.append(Output(req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish))
+                self._news.append(terminal(req, finish))
             else:
                 req.status = Status.WAITING
                 suspects.append(req)

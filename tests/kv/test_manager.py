@@ -310,10 +310,10 @@ def test_the_pool_is_evicted_before_a_row_is_refused():
     kv.check()
 
 
-def test_what_fits():
+def test_capacity_is_whole_pages():
     kv = KVManager(18, 4, 2, 15)
-    assert kv.capacity == 16 and kv.fits(15) and not kv.fits(16)
-    assert not KVManager(8, 4, 2, 100).fits(9)
+    assert kv.capacity == 16
+    assert KVManager(9, 4, 2, 100).capacity == 8
 
 
 def test_a_row_that_is_not_admitted_is_refused():

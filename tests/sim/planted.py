@@ -737,7 +737,7 @@ FAULTS = (
         "a failed row's client waited for ever",
         Committer,
         "commit",
-        'outputs.append(_terminal(req, Finish("error", message=failure.message, status=failure.status)))',
+        'outputs.append(terminal(req, Finish("error", message=failure.message, status=failure.status)))',
         "pass",
     ),
     _bug(
