@@ -1,4 +1,4 @@
-# Everything starts here: `make serve`, `make test`. Needs git, make and Python 3.11+ with venv.
+# Everything starts here: `make serve`, `make test`. Needs git, make and Python 3.11+, nothing else.
 #
 #   make serve                     the embedded default model on http://127.0.0.1:30000
 #   make serve MODEL=path-or-id    a GGUF file, a Hugging Face folder or a hub id
@@ -49,8 +49,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "bough needs Python 3.11 or newer; say which with PYTHON=python3.12"; exit 1; }
 	@echo "bough: making the virtual environment $(VENV)"
-	@$(PYTHON) -m venv $(VENV) \
-	  || { rm -rf $(VENV); echo "python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) scripts/make_venv.py $(VENV) \
+	  || { rm -rf $(VENV); echo "bough: no virtual environment could be made"; exit 1; }
 
 # $(call install,extras): pip's output goes to a log; the terminal sees what is fetched, and the end of the log if
 # something fails.
