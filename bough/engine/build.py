@@ -135,4 +135,4 @@ def _name(asked: str | None, path: Path) -> str:
     """The hub id or the file's own name."""
     if asked is not None and not Path(asked).exists():
         return asked
-    return path.stem.split(".")[0] if path.is_file() else path.name
+    return path.stem.split(".")[0] if path.is_file() else path.resolve().name

@@ -27,8 +27,9 @@ from bough.engine.launch import EXIT_CONFIG, Launch, make_run_dir
 
 logger = logging.getLogger("bough.supervisor")
 
-ENGINE_COMMAND = (sys.executable, "-m", "bough.engine.process")
-API_COMMAND = (sys.executable, "-m", "bough.server.process")
+# -P: the current folder, which may be a model's, is no place to import from.
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "bough.engine.process")
+API_COMMAND = (sys.executable, "-P", "-m", "bough.server.process")
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
 """Seconds between a death and the next start; doubles with each death."""
 STEADY_SECONDS = 10.0

@@ -118,7 +118,7 @@ class Info:
         return Response(self.service.metrics.render(), media_type=PROMETHEUS)
 
     async def flush_cache(self, request: Request) -> Response:
-        """Empty the cache; 400 while sequences run."""
+        """Drop from the cache what no running sequence uses."""
         if self.service.engine is None:
             raise Unavailable("the model is still loading", retry_after=2.0)
         reply = await self.service.engine.client.control("flush_cache")

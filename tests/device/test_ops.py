@@ -116,7 +116,8 @@ def test_float32_linear_bits_depend_on_the_row_alone(ops: Ops, n_in: int, n_out:
     whole = method.apply(x)
     before = torch.get_num_threads()
     try:
-        for threads in (1, 2, 3):
+        # How many threads compute the reference is torch's affair, and may change its last bit.
+        for threads in (before,) if ops.name == "reference" else (1, 2, 3):
             torch.set_num_threads(threads)
             for begin, end in [(0, 1), (5, 6), (15, 17), (3, 40), (20, 150), (149, 150), (64, 128)]:
                 assert torch.equal(method.apply(x[begin:end]), whole[begin:end])

@@ -107,12 +107,12 @@ class Server:
 
 
 @contextmanager
-def running(*arguments: str, command: Sequence[str] = SERVE) -> Iterator[Server]:
+def running(*arguments: str, command: Sequence[str] = SERVE, cwd: Path | None = None) -> Iterator[Server]:
     """``bough serve`` with ``arguments`` on a port of its own choice, from the announcement of its address on."""
     with tempfile.TemporaryDirectory(prefix="bough-e2e-") as folder, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, "--port", "0", *arguments], env=environment(Path(folder)), stdout=subprocess.PIPE,
-            stderr=errors, text=True,
+            stderr=errors, text=True, cwd=cwd,
         )  # fmt: skip
         try:
             found = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from .serving import SERVE, environment
+from .serving import SERVE, TINY, environment, running
 
 BOUGH = (sys.executable, "-m", "bough.cli.main")
 SECONDS = 20.0
@@ -100,6 +100,14 @@ def test_broken_folders(folder: Path, tmp_path: Path, ruin: Callable[[Path], Non
     ruin(folder)
     last = fails(tmp_path, str(folder))
     assert last.startswith("bough: the engine cannot start: ") and cause in last, last
+
+
+def test_nothing_is_imported_from_the_model_folder(folder: Path) -> None:
+    for module in ("msgspec", "asyncio", "bough", "torch"):
+        (folder / f"{module}.py").write_text("raise SystemExit('code of the model folder runs')")
+    command = (sys.executable, "-P", "-m", "bough.cli.main", "serve")  # as the script `bough` starts it
+    with running(".", *TINY, command=command, cwd=folder) as server:
+        assert server.post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}}).status_code == 200
 
 
 def test_no_such_model(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ class Ops(Protocol):
 
     T tokens, D the size of the last dimension, H query heads, KH key-value heads, N cells of KV, B rows of a step.
     A row of a result depends on that row's inputs alone, bit for bit in float32: not on the other rows, on how many
-    there are, on how a sequence is cut into steps, or on the number of threads. ValueError for shapes or dtypes that
-    do not fit together.
+    there are, on how a sequence is cut into steps or, but for "reference", on the number of threads. ValueError for
+    shapes or dtypes that do not fit together.
 
     Attributes:
         name: "reference" or "cpu".
