@@ -77,8 +77,8 @@ class Client:
         """The same to ``/chat/completions``."""
         return await self._send("/chat/completions", {"messages": messages}, tokens, fields)
 
-    async def _send(self, path: str, prompt: dict[str, Any], tokens: int, fields: dict[str, Any]) -> Call:
-        assert self._session is not None, "the client is used inside `async with`"
+    def body(self, prompt: dict[str, Any], tokens: int, fields: dict[str, Any]) -> dict[str, Any]:
+        """What is sent; a server of another dialect overrides this."""
         body = {
             "model": self._model,
             **prompt,
@@ -92,6 +92,13 @@ class Client:
         }
         if not self.ignore_eos:
             body.pop("ignore_eos", None)
+        return body
+
+    async def _send(self, path: str, prompt: dict[str, Any], tokens: int, fields: dict[str, Any]) -> Call:
+        import aiohttp
+
+        assert self._session is not None, "the client is used inside `async with`"
+        body = self.body(prompt, tokens, fields)
         call = Call(asked=tokens * int(fields.get("n", 1)), start=time.perf_counter())
         try:
             async with self._session.post(self._base + path, json=body) as response:
@@ -99,7 +106,7 @@ class Client:
                     call.error = f"HTTP {response.status}: {(await response.text())[:300]}"
                 else:
                     await _read(response.content, call)
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TimeoutError, aiohttp.ClientError) as error:
             call.error = f"{type(error).__name__}: {error}"
         call.end = time.perf_counter()
         # A chunk holds at least one token; some servers count one choice of n only.

@@ -98,12 +98,16 @@ def package(name: str) -> str | None:
 
 def revision() -> str | None:
     """The git revision of this source tree, with ``+`` if it has changes; None for an installed copy."""
-    here = Path(__file__).resolve().parent
-    if not (here.parents[1] / ".git").exists():
+    return revision_of(Path(__file__).resolve().parents[2])
+
+
+def revision_of(tree: Path) -> str | None:
+    """The same of another source tree."""
+    if not (tree / ".git").exists():
         return None
     try:
-        head = _git(here, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
+        head = _git(tree, "rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git(tree, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -172,6 +172,22 @@ def test_openai_only_sends_no_other_fields() -> None:
     assert not any("ignore_eos" in b for b in server.bodies)
 
 
+def test_a_server_that_hangs_up_fails_the_call() -> None:
+    import asyncio
+
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.close()
+
+    async def ask() -> str | None:
+        server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, Client(f"http://127.0.0.1:{port}/v1", "m", "k") as client:
+            return (await client.complete("x", 1)).error
+
+    assert "Disconnected" in (asyncio.run(ask()) or "")
+
+
 def test_a_server_that_is_not_there() -> None:
     import asyncio
 

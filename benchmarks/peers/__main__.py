@@ -1,0 +1,153 @@
+"""``python -m benchmarks.peers setup | list | run | table | profile``. README.md says how to use it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.engines import DEFAULT_PEERS, PEERS, Engine, Settings, bough
+from benchmarks.peers.home import RESULTS, ROOT, Home, Unavailable, default_home
+from benchmarks.peers.rows import DEFAULT_ROWS, ROWS, Row, select
+from bough.bench.machine import cpu
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        code: int = arguments.function(arguments, Home(arguments.home.resolve()))
+    except Unavailable as reason:
+        print(reason, file=sys.stderr)
+        return 1
+    return code
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Flags of all commands."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--home", type=Path, default=default_home(), help="environments, models (default: %(default)s)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    setup = commands.add_parser("setup", help="make environments and models; what is there is left alone")
+    setup.add_argument("steps", nargs="*", metavar="STEP", help="models, or peers; all default ones if none is named")
+    setup.set_defaults(function=_setup)
+    commands.add_parser("list", help="rows, goals and peers").set_defaults(function=_list)
+    _configure_run(commands.add_parser("run", help="measure side by side"))
+    table = commands.add_parser("table", help="write docs/performance.md from a result")
+    table.add_argument("result", nargs="?", type=Path, help="the newest of benchmarks/results by default")
+    table.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.md")
+    table.set_defaults(function=_table)
+    profile = commands.add_parser("profile", help="where bough's time goes in one row (needs perf)")
+    profile.add_argument("row", help="as `list` shows it")
+    profile.add_argument("--format", help="of the weights; the row's own by default")
+    profile.add_argument("--times", type=int, default=3, metavar="INT", help="runs of the row under the profiler")
+    _configure_bough(profile)
+    profile.set_defaults(function=_profile)
+    return parser
+
+
+def _configure_bough(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bough-python", default=sys.executable, metavar="PYTHON", help="interpreter that runs bough")
+    parser.add_argument(
+        "--bough", action="append", default=[], metavar="[NAME=]TREE",
+        help="a source tree of bough; repeatable; this one by default; none leaves bough out",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, default=cpu().threads, metavar="INT", help="of every engine")
+
+
+def _configure_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _configure_bough(parser)
+    add("--peers", default=",".join(DEFAULT_PEERS), metavar="LIST", help=f"of {', '.join(PEERS)}; or none")
+    add("--rows", metavar="LIST", help="names or patterns such as '135m/*/bf16' (default: the rows with goals)")
+    add("--formats", metavar="LIST", help="only weights of these formats, such as bf16,q8_0")
+    add("--repeats", type=int, default=3, metavar="INT", help="of each cell (default: %(default)s)")
+    add("--seed", type=int, default=int(time.time()), metavar="INT", help="text of the prompts; a new one by default")
+    add("--cell-seconds", type=float, default=40.0, metavar="S", help="a slower run is given up (default: %(default)s)")
+    add("--behind", type=float, default=4.0, metavar="X", help="X times slower than the fastest: no more repeats")
+    add("--minutes", type=float, default=60.0, metavar="M", help="no row begins later (default: %(default)s)")
+    add("--max-foreign", type=float, default=0.15, metavar="CORES", help="of others; beyond, a cell is run again")
+    add("--retries", type=int, default=1, metavar="INT", help="how often (default: %(default)s)")
+    add("--quiet-wait", type=float, default=15.0, metavar="S", help="wait for others before a cell")
+    add("--output", type=Path, help="default: benchmarks/results/peers-DATE.json")
+    parser.set_defaults(function=_run)
+
+
+def _setup(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.setup import setup
+
+    return setup(home, arguments.steps)
+
+
+def _list(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.report import listing
+
+    print(listing(home))
+    return 0
+
+
+def _engines(arguments: argparse.Namespace) -> list[Engine]:
+    """The boughs of the command line."""
+    if arguments.bough == ["none"]:
+        return []
+    named = [item.partition("=") for item in arguments.bough or [str(ROOT)]]
+    return [
+        bough(name if tree else "bough", Path(tree or name).expanduser().resolve())
+        for name, _, tree in named
+    ]  # fmt: skip
+
+
+def _rows(patterns: str | None) -> list[Row]:
+    return select(patterns) if patterns else [ROWS[name] for name in ROWS if name in DEFAULT_ROWS]
+
+
+def _run(arguments: argparse.Namespace, home: Home) -> int:
+    import dataclasses
+
+    from benchmarks.peers.report import markdown
+    from benchmarks.peers.run import Plan, run
+
+    peers = [] if arguments.peers == "none" else [PEERS[name] for name in arguments.peers.split(",")]
+    engines = [*_engines(arguments), *peers]
+    if arguments.formats:
+        kept = arguments.formats.split(",")
+        engines = [dataclasses.replace(e, formats=tuple(f for f in e.formats if f in kept)) for e in engines]
+    plan = Plan(
+        rows=_rows(arguments.rows),
+        engines=engines,
+        repeats=arguments.repeats,
+        seed=arguments.seed,
+        cell_seconds=arguments.cell_seconds,
+        behind=arguments.behind,
+        minutes=arguments.minutes,
+        max_foreign=arguments.max_foreign,
+        retries=arguments.retries,
+        quiet_wait=arguments.quiet_wait,
+    )
+    output = arguments.output or RESULTS / time.strftime("peers-%Y%m%d-%H%M.json", time.gmtime())
+    report = run(plan, Settings(home, arguments.threads, arguments.bough_python), output)
+    print(markdown(report))
+    print(f"written to {output}", file=sys.stderr)
+    return 0
+
+
+def _table(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.report import publish
+
+    publish(arguments.result or max(RESULTS.glob("peers-*.json")), arguments.output)
+    return 0
+
+
+def _profile(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.profile import profile
+
+    (engine,) = _engines(arguments)
+    settings = Settings(home, arguments.threads, arguments.bough_python)
+    print(profile(ROWS[arguments.row], engine, arguments.format, arguments.times, settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

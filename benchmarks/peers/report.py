@@ -1,0 +1,233 @@
+"""From a run's JSON to tables: against the floors, against the best peer, against the goals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.engines import DEFAULT_PEERS, PEERS
+from benchmarks.peers.home import Home
+from benchmarks.peers.rows import GOALS, RECORDED_IK, ROWS, Goal
+from bough.bench.measures import table
+
+RECORDED = "ik (recorded)"
+
+LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50")
+
+COLUMNS = ("seconds", "x floor", "spread", "total_per_s", *LATENCIES, "cached_tokens", "valid", "foreign_cores")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a row went.
+
+    Attributes:
+        ours, best: (contender, seconds) of the fastest bough and of the fastest peer; None if none finished.
+        goal: None where there is none.
+        floor: seconds.
+        aim: seconds that bough is to reach here, from the goal's multiple of the floor.
+    """
+
+    ours: tuple[str, float] | None
+    best: tuple[str, float] | None
+    goal: Goal | None
+    floor: float
+    aim: float | None
+
+    @property
+    def factor(self) -> float | None:
+        """How many times faster than the best peer."""
+        return self.best[1] / self.ours[1] if self.ours and self.best else None
+
+    @property
+    def met(self) -> tuple[bool, bool] | None:
+        """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure."""
+        if self.goal is None or self.ours is None or self.aim is None:
+            return None
+        return self.ours[1] <= self.aim, self.factor is not None and self.factor >= self.goal.over_peer
+
+
+def standing(name: str, row: Mapping[str, Any]) -> Standing:
+    """Judge one row of a report."""
+    seconds = finished(row)
+    recorded = RECORDED_IK.get(name)
+    if recorded and not any(c.startswith("ik ") for c in seconds):
+        seconds[RECORDED] = recorded / row["goal_machine_floor_s"] * row["floor_s"]
+    ours = {c: s for c, s in seconds.items() if c.startswith("bough")}
+    peers = {c: s for c, s in seconds.items() if c not in ours}
+    goal = GOALS.get(name)
+    aim = None
+    if goal is not None:
+        factor = goal.over_floor or (goal.seconds or 0.0) / row["goal_machine_floor_s"]
+        aim = factor * row["floor_s"]
+    return Standing(_fastest(ours), _fastest(peers), goal, row["floor_s"], aim)
+
+
+def finished(row: Mapping[str, Any]) -> dict[str, float]:
+    """Contender -> median seconds, of those that did all of the row's work."""
+    cells = row["cells"].items()
+    return {c: cell["median"]["seconds"] for c, cell in cells if "median" in cell and not cell.get("note")}
+
+
+def _fastest(seconds: Mapping[str, float]) -> tuple[str, float] | None:
+    return min(seconds.items(), key=lambda item: item[1]) if seconds else None
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """All tables of a run."""
+    parts = [_machine(report), _summary(report), _latencies(report), _quantised(report), _versions(report)]
+    parts += [f"### {name}\n\n{_details(name, row)}" for name, row in report["rows"].items() if "floor_s" in row]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _machine(report: Mapping[str, Any]) -> str:
+    about, limits = report["machine"], report["limits"]
+    return (
+        f"{about['date']}, bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
+        f"{report['threads']} threads; medians of {report['plan']['repeats']}, seed {report['plan']['seed']}. "
+        f"Measured limits: read {limits['read_gb_s']:.0f} GB/s, bf16 products {limits['bf16_gflop_s']:.0f} GFLOP/s, "
+        f"int8 products {limits['int8_gop_s']:.0f} GOP/s."
+    )
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """One line per row: floor, bough, best peer, goals."""
+    heads = ("row", "floor s", "bough s", "x floor", "goal x", "best peer", "s", "x floor", "bough is", "goal", "met")
+    lines = []
+    for name, row in report["rows"].items():
+        if "floor_s" in row:
+            lines.append(_line(name, standing(name, row)))
+        else:
+            lines.append((name, *[""] * 9, row.get("note", "")))
+    return _table(heads, lines)
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---" if head in ("row", "best peer", "met") else "--:" for head in heads]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines))
+
+
+def _latencies(report: Mapping[str, Any]) -> str:
+    """Time to the first token and the longest gaps, bough's beside the best of any peer."""
+    names = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
+    lines = []
+    for name, row in report["rows"].items():
+        medians = {c: row["cells"][c]["median"] for c in finished(row)}
+        line = [name]
+        for key in names:
+            for ours in (True, False):
+                found = [m[key] for c, m in medians.items() if key in m and c.startswith("bough") is ours]
+                line.append(f"{min(found):.4g}" if found else "")
+        lines.append(line)
+    return _table(["row", *(f"{who}: {n}" for n in names.values() for who in ("bough", "best of the peers"))], lines)
+
+
+def _quantised(report: Mapping[str, Any]) -> str:
+    """What bough gains over its own bfloat16."""
+    seconds = {n: s.ours[1] for n, r in report["rows"].items() if "floor_s" in r and (s := standing(n, r)).ours}
+    lines = []
+    for name, wide in seconds.items():
+        if name.endswith("/bf16"):
+            narrow = [seconds.get(name.removesuffix("bf16") + kind) for kind in ("int8", "int4")]
+            if any(narrow):
+                lines.append([name, f"{wide:.3g}", *(f"{s:.3g} ({wide / s:.2f}x)" if s else "" for s in narrow)])
+    return _table(["row", "bough s", "8 bits", "4 bits"], lines) if lines else ""
+
+
+def _line(name: str, s: Standing) -> tuple[str, ...]:
+    def figure(who: tuple[str, float] | None) -> tuple[str, str]:
+        return (f"{who[1]:.3g}", f"{who[1] / s.floor:.2f}") if who else ("", "")
+
+    met = "" if s.met is None else " / ".join("yes" if m else "no" for m in s.met)
+    return (
+        name,
+        f"{s.floor:.3g}",
+        *figure(s.ours),
+        f"{s.aim / s.floor:.2f}" if s.aim else "",
+        s.best[0] if s.best else "",
+        *figure(s.best),
+        f"{s.factor:.2f}x" if s.factor else "",
+        f"{s.goal.over_peer:g}x" if s.goal else "",
+        met,
+    )
+
+
+def _versions(report: Mapping[str, Any]) -> str:
+    lines = [f"- {name}: {version}" for name, version in report["versions"].items()]
+    for key, facts in report["started"].items():
+        lines.append(f"- {key}: ready in {facts['seconds']:g} s, {facts['bytes'] / 2**30:.1f} GiB then")
+    lines += [f"- {key}: skipped, {reason}" for key, reason in report["skipped"].items()]
+    return "\n".join(lines)
+
+
+def _details(name: str, row: Mapping[str, Any]) -> str:
+    figures: dict[str, dict[str, float]] = {}
+    notes = [f"- {c}: {cell['note']}" for c, cell in row["cells"].items() if cell.get("note")]
+    for contender, cell in row["cells"].items():
+        if "median" in cell:
+            figures[contender] = {
+                **cell["median"],
+                "x floor": round(cell["median"]["seconds"] / row["floor_s"], 2),
+                "spread": cell["spread"],
+            }
+    notes += [f"- {warning}" for warning in unequal(row)]
+    columns = [c for c in COLUMNS if any(c in f for f in figures.values())]
+    sizes = ", ".join(f"{key} {value:g}" for key, value in row["sizes"].items())
+    shown = table(figures, columns, "contender") if figures else "Nobody finished."
+    title = ROWS[name].workload.title
+    return f"{title[0].upper()}{title[1:]} ({sizes}); floor {row['floor_s']:.3g} s.\n\n{shown}" + (
+        "\n\n" + "\n".join(notes) if notes else ""
+    )
+
+
+def unequal(row: Mapping[str, Any]) -> Iterator[str]:
+    """Contenders that did other work than most: prompts of another length, answers that ended early."""
+    done = {c: cell["median"] for c, cell in row["cells"].items() if "median" in cell}
+    lengths = sorted(f["prompt_tokens"] for f in done.values() if f.get("prompt_tokens"))
+    usual = lengths[len(lengths) // 2] if lengths else 0
+    for contender, f in done.items():
+        if f.get("prompt_tokens") and abs(f["prompt_tokens"] - usual) > 0.02 * usual:
+            yield f"{contender} counted {f['prompt_tokens']:g} prompt tokens, others {usual:g}"
+        if f.get("short") and "valid" not in f:
+            yield f"{contender}: {f['short']:g} answers were shorter than asked for"
+
+
+def publish(result: Path, output: Path) -> None:
+    """Write the document and its pictures."""
+    from benchmarks.peers.plots import against_floors
+
+    report = json.loads(result.read_text())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for model in ("135m", "1b"):
+        rows = {n: r for n, r in report["rows"].items() if n.startswith(f"{model}/") and "floor_s" in r}
+        if rows:
+            path = output.parent / "images" / f"performance-{model}.svg"
+            path.parent.mkdir(exist_ok=True)
+            against_floors(rows, f"wall time over floor, {model}", path)
+            pictures.append(f"![{model}: wall time over floor](images/{path.name})")
+    intro = (
+        "# Performance on a CPU, side by side\n\n"
+        f"Written by `python -m benchmarks.peers table` from `benchmarks/results/{result.name}`; "
+        "`benchmarks/peers/README.md` says how it was measured and what a floor is."
+    )
+    output.write_text("\n\n".join([intro, *pictures, markdown(report)]))
+
+
+def listing(home: Home) -> str:
+    """Rows with their goals, and which peers are set up."""
+    lines = []
+    for name in ROWS:
+        goal = GOALS.get(name)
+        aim = ""
+        if goal is not None:
+            floor = f"{goal.over_floor:g}x floor" if goal.over_floor else f"{goal.seconds:.3g} s on the goal machine"
+            aim = f"goal {floor}, {goal.over_peer:g}x the best peer"
+        lines.append(f"{name:24}{aim}")
+    lines.append("")
+    for name, peer in PEERS.items():
+        lines.append(f"{name:14}{', '.join(peer.formats):28}{'by default' if name in DEFAULT_PEERS else ''}")
+    return "\n".join(lines)

