@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from bough.base.config import ScheduleConfig
+from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
 from bough.base.params import SamplingParams
 from bough.base.plan import Ints
@@ -43,6 +44,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         namespace: part of the cache key.
         priority: larger is served earlier, under policies that look at it.
         timeout: seconds from arrival at the engine after which the request ends with an error; None: never.
+        constraint: what the answer must look like; None: anything.
+        reasoning: how the answer's reasoning ends, where the engine has to know.
     """
 
     rid: str
@@ -51,6 +54,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     namespace: Namespace = Namespace()
     priority: int = 0
     timeout: float | None = None
+    constraint: Constraint | None = None
+    reasoning: Reasoning | None = None
 
     @property
     def prompt(self) -> Ints:
@@ -75,13 +80,15 @@ class Finish(msgspec.Struct, frozen=True):
     """How a request ended; its one terminal event.
 
     ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
-    length, abort, timeout or error; ``message`` explains the last three.
+    length, abort, timeout or error; ``message`` explains the last three. ``warnings`` name what of a constraint
+    that is not strict was not enforced.
     """
 
     kind: Literal["stop", "length", "abort", "timeout", "error"]
     matched: int | str | None = None
     message: str = ""
     status: int = 200
+    warnings: tuple[str, ...] = ()
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):

@@ -188,6 +188,8 @@ class AsyncEngine:
                     namespace=options.namespace,
                     priority=options.priority,
                     timeout=options.timeout,
+                    constraint=options.constraint,
+                    reasoning=options.reasoning,
                 )
             )
         # They differ in nothing but their seed and their id, of which the last is the longest.

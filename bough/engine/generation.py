@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Logprob, Namespace
 from bough.base.params import SamplingParams
 
@@ -20,6 +21,7 @@ class GenerateOptions:
         namespace: part of the cache key.
         priority, timeout: as in :class:`bough.base.messages.Request`.
         rid: the client's id for the request; sequences get ``rid`` or ``rid-i``.
+        constraint, reasoning: as in :class:`bough.base.messages.Request`.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -30,6 +32,8 @@ class GenerateOptions:
     priority: int = 0
     timeout: float | None = None
     rid: str | None = None
+    constraint: Constraint | None = None
+    reasoning: Reasoning | None = None
 
 
 @dataclass(frozen=True, slots=True)
