@@ -23,18 +23,19 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             - ``structural_tag``: free text in which tags open constrained parts, as JSON: ``{"structures": [{"begin":
               str, "schema": {...} | "grammar": str, "end": str}, ...], "triggers": [str, ...]}``. As soon as a trigger
               was written, one of the structures whose ``begin`` starts with it must follow. The optional
-              ``"at_least_one": true`` refuses an answer without any, ``"stop_after_first": true`` ends it behind the
+              ``"at_least_one": true`` makes the answer begin with one, ``"stop_after_first": true`` ends it behind the
               first. A begin, end or trigger may be, or contain, the text of a special token, which is meant then.
         text: the source, see ``kind``.
         strict: refuse what cannot be enforced exactly. Otherwise keywords that cannot be are left out, and named in
             the warnings of the answer.
-        whitespace: between the tokens of JSON: ``fixed`` is ", " and ": ", ``compact`` none, ``free`` up to the model.
+        whitespace: between the tokens of JSON: ``fixed`` is ", " and ": ", ``compact`` none, ``free`` up to the model;
+            anything else is a regular expression.
     """
 
     kind: ConstraintKind
     text: str = ""
     strict: bool = True
-    whitespace: Literal["fixed", "compact", "free"] = "fixed"
+    whitespace: str = "fixed"
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

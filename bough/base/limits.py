@@ -31,6 +31,13 @@ class Limits:
     allowed_token_ids: int = 16384
     bad_words: int = 256
     bad_word_tokens: int = 64
+    constraint_bytes: int = 256 << 10
+    constraint_depth: int = 64
+    constraint_properties: int = 1000
+    constraint_alternatives: int = 20_000
+    constraint_nodes: int = 100_000
+    grammar_cache_bytes: int = 256 << 20
+    reasoning_end_tokens: int = 32
     salt_chars: int = 256
     priority_abs: int = 1 << 20
     queue_requests: int = 4096

@@ -69,6 +69,8 @@ class StepPlan:
         tokens: [T] ids of the new tokens in row order; LAST where the device knows better.
         out_loc: [T] loc that receives the KV of each new token.
         sample: [B] whether the row samples a token from the logits of its last new position.
+        forced: plan index -> (position of the first, ids) of generated tokens that are known without sampling and whose
+            logprobs are wanted; that of position p follows from the logits of p - 1, which this step computes.
     """
 
     step: int
@@ -80,6 +82,21 @@ class StepPlan:
     tokens: Ints
     out_loc: Ints
     sample: Bools
+    forced: dict[int, tuple[int, Ints]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Masks:
+    """Which ids the constrained rows of a plan may sample.
+
+    Attributes:
+        rows: [N] plan indices, rising; rows that are not among them are free.
+        bits: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set where id i is allowed. The memory is used again
+            once the step's result was taken.
+    """
+
+    rows: Ints
+    bits: Ints
 
 
 @dataclass(slots=True)
@@ -111,7 +128,7 @@ class StepResult:
         step: the plan's.
         tokens: [sum(counts)] sampled ids in plan order.
         counts: [B] ids sampled by each planned row (0 where ``sample`` is False or the row failed).
-        logprobs: plan index -> one entry per sampled id, for rows that asked.
+        logprobs: plan index -> entries for the row's ``forced`` ids, then for the sampled one, for rows that asked.
         prompt_logprobs: plan index -> entries for the prompt positions that this step covered.
         failed: plan index -> reason, for rows that failed alone (for example logits that are not finite).
         seconds: device time of the forward and the sampling.
@@ -148,8 +165,8 @@ class Executor(Protocol[F]):
         """Launch the forward of ``plan`` without waiting for it."""
         ...
 
-    def sample(self, forward: F) -> Pending:
-        """Launch the sampling that follows ``forward`` without waiting for it."""
+    def sample(self, forward: F, masks: Masks | None) -> Pending:
+        """Launch the sampling that follows ``forward``, under ``masks``, without waiting for it."""
         ...
 
     def shutdown(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from bough.base.constraint import Reasoning
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.base.messages import Request
@@ -38,8 +39,18 @@ def validate_request(request: Request, limits: Limits, vocab_size: int, context_
     _number("priority", request.priority, -limits.priority_abs, limits.priority_abs)
     if request.timeout is not None:
         _number("timeout", request.timeout, 0, 1e9, open_low=True)
+    if request.reasoning is not None:
+        _validate_reasoning(request.reasoning, limits, vocab_size)
     _validate_params(request.params, limits, vocab_size)
     _validate_length(request.params, len(prompt), context_length)
+
+
+def _validate_reasoning(reasoning: Reasoning, limits: Limits, vocab_size: int) -> None:
+    if not reasoning.end:
+        raise InvalidRequest("the end of the reasoning has no tokens", param="reasoning")
+    _ids("reasoning", reasoning.end, limits.reasoning_end_tokens, vocab_size)
+    if reasoning.budget is not None:
+        _number("thinking_token_budget", reasoning.budget, 0, INT64)
 
 
 def _validate_length(params: SamplingParams, n_prompt: int, context_length: int) -> None:

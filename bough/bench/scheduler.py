@@ -19,7 +19,7 @@ from bough.bench.measures import Figures, percentile, table
 
 if TYPE_CHECKING:
     from bough.base.messages import Request
-    from bough.base.plan import Ints, StepPlan, StepResult
+    from bough.base.plan import Ints, Masks, StepPlan, StepResult
     from bough.kv.manager import KVManager
     from bough.scheduler.loop import Scheduler
 
@@ -59,7 +59,7 @@ class Instant:
     def forward(self, plan: StepPlan) -> Done:
         return Done(plan)
 
-    def sample(self, forward: Done) -> Done:
+    def sample(self, forward: Done, masks: Masks | None) -> Done:
         return forward
 
     def shutdown(self) -> None:

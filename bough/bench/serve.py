@@ -18,8 +18,7 @@ from bough.bench.measures import Figures, measure, medians, table
 from bough.bench.text import words
 from bough.bench.workloads import WORKLOADS, Sizes, Workload, valid
 
-DEFAULT = "independent,batch1,chat,rag,bestof,fewshot"
-"""All but ``json``, which needs a server with structured outputs."""
+DEFAULT = "independent,batch1,chat,rag,bestof,fewshot,json"
 
 COLUMNS = (
     "generated_per_s",

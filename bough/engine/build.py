@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,9 @@ from bough.device.quant.dense import dense_linear
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
+from bough.grammar.base import BACKENDS, Backend, Vocabulary
+from bough.grammar.compiler import GrammarCompiler
+from bough.grammar.lazy import LazyBackend
 from bough.kv.manager import KVManager
 from bough.scheduler.loop import Scheduler
 from bough.text.detokenizer import IncrementalDetokenizer
@@ -35,8 +40,34 @@ from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
 
 log = logging.getLogger(__name__)
 
+GRAMMAR_BACKEND = "llguidance"
+GRAMMAR_THREADS = 2
+GRAMMAR_NICENESS = 10
+"""Compiles give way to the threads that generate."""
+
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
+
+
+class Grammar:
+    """The compiler of constraints with the threads that it works on."""
+
+    def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
+        self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
+
+        def make() -> Backend:
+            return BACKENDS.get(GRAMMAR_BACKEND)(vocabulary)
+
+        self._backend = LazyBackend(self._threads.submit(make))
+        self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._backend.close()
+
+
+def _be_nice() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GRAMMAR_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +78,12 @@ class EngineCore:
     scheduler: Scheduler
     tokenizer_source: TokenizerSource
     executor: LocalExecutor
+    grammar: Grammar
 
     def close(self) -> None:
-        """Stop the device."""
+        """Stop the device and the grammar backend."""
         self.executor.shutdown()
+        self.grammar.close()
 
 
 def build(config: Config) -> EngineCore:
@@ -82,14 +115,19 @@ def build(config: Config) -> EngineCore:
         dtype=str(_dtype(config.model)).removeprefix("torch."),
         n_parameters=built.n_parameters,
     )
+    special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
+    grammar = Grammar(
+        config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.token_bytes)
+    )
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,
         clock=time.monotonic,
         draw=lambda: secrets.randbits(63),
         stop_matcher=_stop_matcher(tokenizer),
+        compiler=grammar.compiler,
     )  # fmt: skip
     hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule)
-    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor)
+    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar)
 
 
 def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:

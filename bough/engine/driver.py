@@ -28,6 +28,8 @@ logger = logging.getLogger("bough.engine")
 
 HEARTBEAT_SECONDS = 0.25
 """Pause between two heartbeats; also the longest wait of an idle loop, so a stop is seen within it."""
+STALLED_SECONDS = 0.001
+"""Pause of a loop whose requests all wait for something outside, such as a compile."""
 FINISH_STEPS = 64
 """Steps that a stopping engine gives the requests that it aborts to leave its pipeline."""
 
@@ -46,6 +48,8 @@ class SchedulerLoop(Protocol):
 
     @property
     def idle(self) -> bool: ...
+    @property
+    def stalled(self) -> bool: ...
     @property
     def outbox(self) -> list[FromEngine]: ...
     def receive(self, message: ToEngine) -> None: ...
@@ -120,7 +124,11 @@ class Driver:
 
     def turn(self) -> None:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
-        wait = max(0.0, self._next_beat - time.monotonic()) if self.scheduler.idle else 0.0
+        wait = 0.0
+        if self.scheduler.idle:
+            wait = max(0.0, self._next_beat - time.monotonic())
+        elif self.scheduler.stalled:
+            wait = STALLED_SECONDS
         for peer, message in self.port.receive(wait):
             self._deliver(peer, message)
             self._unreported = True

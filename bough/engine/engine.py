@@ -17,6 +17,7 @@ from bough.base.config import Config
 from bough.base.errors import BoughError, Overloaded
 from bough.base.messages import Finish, Hello
 from bough.base.params import SamplingParams
+from bough.engine.answer_type import as_constraint
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, GenerateOptions, Generation
 
@@ -86,7 +87,8 @@ class Engine:
                 each prompt.
             params: sampling options; temperature 1 and the model's whole context by default.
             progress: show a progress bar, for a list.
-            sampling: fields of SamplingParams, and ``n``, in addition to ``params``.
+            sampling: fields of SamplingParams and of GenerateOptions, in addition to ``params``; ``constraint`` may
+                also be a JSON Schema or a type, see :func:`bough.engine.answer_type.as_constraint`.
 
         Raises the matching BoughError for a single prompt. In a list each prompt fails alone: its entry has a
         ``finish`` of kind error, timeout or abort that says why.
@@ -205,6 +207,8 @@ def options_of(params: SamplingParams | GenerateOptions | None, sampling: Mappin
     own = {f.name for f in dataclasses.fields(options)} - {"params"}
     changed = {name: value for name, value in sampling.items() if name in own}
     fields = {name: value for name, value in sampling.items() if name not in own}
+    if (wanted := changed.get("constraint")) is not None:
+        changed["constraint"] = as_constraint(wanted)
     if isinstance(stop := fields.get("stop"), str):
         fields["stop"] = (stop,)
     return dataclasses.replace(options, params=msgspec.structs.replace(options.params, **fields), **changed)

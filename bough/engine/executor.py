@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from bough.base.plan import StepPlan, StepResult
+from bough.base.plan import Masks, StepPlan, StepResult
 from bough.worker.build import BuiltWorker
 from bough.worker.worker import ForwardHandle
 
@@ -36,8 +36,8 @@ class LocalExecutor:
     def forward(self, plan: StepPlan) -> Future[ForwardHandle]:
         return self._thread.submit(self.built.worker.forward, plan)
 
-    def sample(self, forward: Future[ForwardHandle]) -> Future[StepResult]:
-        return self._thread.submit(lambda: self.built.worker.sample(forward.result()))
+    def sample(self, forward: Future[ForwardHandle], masks: Masks | None) -> Future[StepResult]:
+        return self._thread.submit(lambda: self.built.worker.sample(forward.result(), masks))
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

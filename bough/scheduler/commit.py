@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import numpy as np
 
 from bough.base.messages import Finish, Logprob, Output
 from bough.base.plan import Bools, Ints, PositionLogprobs, StepResult
+from bough.scheduler.constraints import Constraints
 from bough.scheduler.finish import stop_reason
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.req import Req, Status
@@ -19,9 +21,10 @@ log = logging.getLogger(__name__)
 class Committer:
     """The only place where a running request gains tokens or ends."""
 
-    def __init__(self, rows: Rows, planner: Planner, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, rows: Rows, planner: Planner, constraints: Constraints, eos_ids: tuple[int, ...]) -> None:
         self._rows = rows
         self._planner = planner
+        self._constraints = constraints
         self._eos_ids = eos_ids
         self.generated_tokens = 0
         self.finished = 0
@@ -35,15 +38,20 @@ class Committer:
         r = plan.rows
         rows.in_flight[r] -= 1
         rows.computed[r] = plan.start + plan.n_new
-        rows.ahead[r] -= plan.sample
+        foreseen = plan.sample & (rows.foreseen[r] > 0)
+        rows.foreseen[r] -= foreseen
+        rows.ahead[r] -= plan.sample & ~foreseen
         live = rows.live[r]
         for i in result.failed:
             live[i] = False
         sampled = live & (result.counts > 0)
         tokens = np.zeros(len(r), dtype=np.int32)
         tokens[result.counts > 0] = result.tokens
-        look = self._append(r[sampled], tokens[sampled])
-        outputs = self._outputs(flight, result, sampled, tokens, look)
+        new = sampled & ~foreseen
+        look = self._append(r[new], tokens[new])
+        outputs = self._outputs(flight, result, sampled & ~rows.guided[r], tokens, look)
+        for i in np.flatnonzero(rows.guided[r] & rows.live[r]).tolist():
+            outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), bool(new[i]))
         for i, failure in result.failed.items():
             req = flight.reqs[i]
             if req.status is Status.RUNNING:
@@ -58,7 +66,6 @@ class Committer:
         rows = self._rows
         rows.ids[r, rows.n_ids[r]] = tokens
         rows.n_ids[r] += 1
-        self.generated_tokens += len(r)
         n = rows.n_ids[r]
         stopped = (rows.stop_ids[r] == tokens[:, None]).any(axis=1)
         look = np.zeros(len(rows.live), dtype=np.bool_)
@@ -93,6 +100,7 @@ class Committer:
             req.n_sent += 1
             if finish is not None:
                 self._close(req)
+        self.generated_tokens += len(where)
         if len(outputs) < len(r):
             self._silent(flight, result, sampled, outputs)
         return outputs
@@ -100,7 +108,8 @@ class Committer:
     def _silent(self, flight: Flight, result: StepResult, sampled: Bools, outputs: list[Output]) -> None:
         """Rows that sampled nothing: chunks of prompts, and requests that wanted prompt logprobs alone."""
         rows = self._rows
-        for i in np.flatnonzero(~sampled & rows.live[flight.plan.rows]).tolist():
+        waiting = ~sampled & rows.live[flight.plan.rows] & ~rows.guided[flight.plan.rows]
+        for i in np.flatnonzero(waiting).tolist():
             if i in result.failed:
                 continue
             req, row = flight.reqs[i], int(flight.plan.rows[i])
@@ -113,6 +122,56 @@ class Committer:
                 )
                 if done:
                     self._close(req)
+
+    def _guided(self, req: Req, flight: Flight, result: StepResult, i: int, token: int, new: bool) -> list[Output]:
+        """News of a constrained request: what was sampled for it, and what that forces.
+
+        Forced tokens are sent at once; where logprobs are reported, with the step that computes them. ``new`` says
+        that ``token`` was sampled and was not known before.
+        """
+        rows, row, plan = self._rows, req.row, flight.plan
+        end = int(plan.start[i] + plan.n_new[i])
+        sampled = result.counts[i] > 0
+        finish = self._accept(req, token) if new else None
+        if sampled and not new and rows.ids[row, end] != token:
+            finish = Finish("error", message="the engine sampled another token than the forced one", status=500)
+        upto = 0 if finish is not None else int(rows.n_ids[row])
+        if rows.traced[row]:
+            upto = min(upto, req.n_prompt + req.n_sent + len(result.logprobs.get(i, ())))
+        elif end < req.n_prompt:
+            upto = 0
+        first = req.n_prompt + req.n_sent
+        tokens: list[int] = rows.ids[row, first:upto].tolist()
+        for k, known in enumerate(tokens):
+            ending = self._judge(req, known, first + k + 1)
+            if ending is not None:
+                finish, tokens = ending, tokens[: k + 1]
+                break
+        if finish is None and i in result.failed:
+            finish = Finish("error", message=result.failed[i].message, status=result.failed[i].status)
+        if finish is None and rows.computed[row] == rows.n_ids[row] >= rows.limit[row]:
+            finish = Finish("length")  # only the logprobs of the prompt were asked for
+        prompt_logprobs = self._prompt_logprobs(req, result, i)
+        if not tokens and finish is None and not prompt_logprobs:
+            return []
+        logprobs = [_wire(p) for p in result.logprobs[i][: len(tokens)]] if i in result.logprobs else None
+        output = Output(
+            req.request.rid, req.n_sent, tokens, req.n_prompt, req.cached_len, _warned(req, finish), logprobs,
+            prompt_logprobs,
+        )  # fmt: skip
+        req.n_sent += len(tokens)
+        self.generated_tokens += len(tokens)
+        if finish is not None:
+            self._close(req)
+        return [output]
+
+    def _accept(self, req: Req, token: int) -> Finish | None:
+        try:
+            reason = self._constraints.accept(req, token)
+        except Exception as error:
+            log.exception("the matcher of one request failed")
+            reason = type(error).__name__
+        return None if reason is None else Finish("error", message=f"the grammar failed: {reason}", status=500)
 
     def _judge(self, req: Req, token: int, n_ids: int) -> Finish | None:
         try:
@@ -152,6 +211,13 @@ class Committer:
 def terminal(req: Req, finish: Finish) -> Output:
     """The last output of ``req``, without tokens."""
     return Output(req.request.rid, req.n_sent, [], req.n_prompt, max(req.cached_len, 0), finish)
+
+
+def _warned(req: Req, finish: Finish | None) -> Finish | None:
+    """``finish`` with the warnings about the constraint of ``req``."""
+    if finish is None or req.guide is None or not req.guide.warnings:
+        return finish
+    return msgspec.structs.replace(finish, warnings=req.guide.warnings)
 
 
 def _wire(p: PositionLogprobs) -> Logprob:

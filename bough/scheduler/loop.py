@@ -25,10 +25,11 @@ from bough.base.messages import (
     Stats,
     ToEngine,
 )
-from bough.base.plan import Executor, Pending
+from bough.base.plan import Executor, Masks, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
 from bough.scheduler.commit import Committer, terminal
+from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
@@ -64,6 +65,7 @@ class Scheduler:
         model: vocabulary, context length and end-of-sequence ids.
         stop_matcher: builds the matcher of a request's stop strings; raises InvalidRequest for a bad pattern.
         gates: asynchronous preconditions of admission.
+        compiler: compiles constraints in the background; without one they are refused.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Scheduler:
         draw: Callable[[], int],
         stop_matcher: Callable[[Request], StopMatcher],
         gates: tuple[Gate, ...] = (),
+        compiler: Compiler | None = None,
     ) -> None:
         assert config.max_running is not None and config.step_tokens is not None and config.depth is not None
         assert config.step_tokens >= config.max_running
@@ -91,9 +94,14 @@ class Scheduler:
         self._rows = Rows(config.max_running, model.context_length)
         policy = POLICIES.get(config.policy)(kv.waiting, draw)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
-        self._gates = GateSet(gates)
         self._planner = Planner(kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock)
-        self._committer = Committer(self._rows, self._planner, model.eos_ids)
+        self._constraints = Constraints(
+            compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on"
+        )
+        self._gates = GateSet((*gates, self._constraints))
+        self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)
+        self._forward: tuple[Flight, Any] | None = None  # launched, and yet to be sampled
+        self._at_gates = False
         self._in_flight: deque[tuple[Flight, Pending]] = deque()
         self._reqs: dict[str, Req] = {}
         self._deadlines: list[tuple[float, int, str]] = []
@@ -113,17 +121,42 @@ class Scheduler:
         self._open_gates()
         flight = self._planner.next(settled=not self._in_flight)
         if flight is not None:
-            forward = self._executor.forward(flight.plan)  # launched, not awaited
-            self._in_flight.append((flight, self._executor.sample(forward)))
+            self._launch(flight)
         while len(self._in_flight) > self._depth or (flight is None and self._in_flight):
             self._commit(*self._in_flight.popleft())
+        self._at_gates = flight is None and not self._in_flight and bool(self._reqs)
         self._send()
         self._timings.step.append(self._clock() - began)
+
+    def _launch(self, flight: Flight) -> None:
+        """Launch ``flight`` without waiting for it; what its masks depend on is committed behind its forward."""
+        self._forward = flight, self._executor.forward(flight.plan)
+        concerned, masks = self._constraints.concern(flight), None
+        if concerned.any():
+            while self._in_flight:
+                self._commit(*self._in_flight.popleft())
+            if self._forward is None:
+                return  # it was launched behind a step that failed
+            masks, failed = self._constraints.masks(flight, concerned)
+            for req, reason in failed:
+                self._end(req, Finish("error", message=f"the grammar failed: {reason}", status=500))
+        self._sample(masks)
+
+    def _sample(self, masks: Masks | None) -> None:
+        assert self._forward is not None
+        flight, forward = self._forward
+        self._forward = None
+        self._in_flight.append((flight, self._executor.sample(forward, masks)))
 
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
         return not self._reqs and not self._in_flight
+
+    @property
+    def stalled(self) -> bool:
+        """Whoever is here waits for something outside, such as a compile."""
+        return self._at_gates
 
     def _commit(self, flight: Flight, pending: Pending) -> None:
         try:
@@ -258,13 +291,15 @@ class Scheduler:
                 self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
 
     def _open_gates(self) -> None:
-        ready, failed = self._gates.poll()
+        failed = self._constraints.settle()
+        ready, more = self._gates.poll()
+        failed += more
         for req in ready:
             req.status = Status.WAITING
             self._queue.push(req)
         for req, error in failed:
-            status = error.status if isinstance(error, BoughError) else 500
-            self._end(req, Finish("error", message=str(error), status=status))
+            message, status = reason_of(error)
+            self._end(req, Finish("error", message=message, status=status))
 
     def _recover(self, flight: Flight) -> None:
         """A shared forward failed: nothing that it or a later plan in flight wrote can be trusted.
@@ -273,6 +308,8 @@ class Scheduler:
         were never written leaves before the one who should have written them. Then each runs its next step
         alone: the one that fails alone is ended, the others go on with the same tokens as if nothing happened.
         """
+        if self._forward is not None:
+            self._sample(None)
         affected = {req.order: req for req in flight.reqs if req.row >= 0}
         alone = len(affected) == 1
         while self._in_flight:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bough.base.plan import LAST, Ints, RowInit, StepPlan
+from bough.base.plan import LAST, Bools, Ints, RowInit, StepPlan
 from bough.kv.manager import KVManager
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import EMPTY, NO_ROW, Req, Status
-from bough.scheduler.rows import Rows
+from bough.scheduler.rows import Rows, end_ids
 
 MAX_RETRACTIONS = 3
 """A request that lost its row this often keeps the next one, so that everybody gets through."""
@@ -139,7 +139,7 @@ class Planner:
         if not len(running):
             return self._step_tokens
         known = rows.n_ids[running] + rows.ahead[running]
-        todo = known - rows.planned[running]
+        todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
         more = rows.live[running] & (todo > 0) & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
         budget = self._step_tokens
@@ -156,10 +156,12 @@ class Planner:
         for row in running[more & (todo > 1)].tolist():
             if budget == 0:
                 break
-            n = min(int(rows.n_ids[row] - rows.planned[row]), budget)
+            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), budget)
             extended.append((row, self._extend(parts, row, n)))
             budget -= n
         for row, upto in extended:
+            # What only this row generates is of no use to anybody who could be admitted meanwhile.
+            upto = min(upto, int(rows.n_entered[row]))
             self._kv.publish(row, rows.ids[row, :upto], upto)
         return budget
 
@@ -244,7 +246,7 @@ class Planner:
             return 0
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
-        n = min(todo, budget)
+        n = min(todo - req.held, budget)
         out_loc = kv.grow(row, n) if kv.available >= todo + reserved else None
         if out_loc is None:
             kv.release(row, req.ids, 0)
@@ -265,7 +267,7 @@ class Planner:
                 n_prompt=req.n_prompt,
                 params=params,
                 seed=req.seed,
-                eos_ids=() if params.ignore_eos else self._eos_ids,
+                eos_ids=end_ids(req, self._eos_ids),
                 logprob_from=req.logprob_from,
             )
         )
@@ -327,6 +329,19 @@ class Planner:
             tokens=np.concatenate(parts.tokens),
             out_loc=np.concatenate(parts.out_loc),
             sample=sample,
+            forced=self._forced(r, start, end, sample),
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))
+
+    def _forced(self, r: Ints, start: Ints, end: Ints, sample: Bools) -> dict[int, tuple[int, Ints]]:
+        """The known, generated ids whose logprobs a plan has to report, see :class:`StepPlan`."""
+        rows, found = self._rows, {}
+        for i in np.flatnonzero(rows.traced[r]).tolist():
+            row, req = int(r[i]), rows.req(int(r[i]))
+            first = max(req.n_prompt + req.n_sent, int(start[i]) + 1)
+            # The token behind a chunk follows from the chunk's last logits.
+            last = min(int(end[i]) + (not sample[i]), int(rows.n_ids[row]))
+            if first < last:
+                found[i] = first, rows.ids[row, first:last].copy()
+        return found

@@ -35,6 +35,9 @@ class WaitQueue:
     def reqs(self) -> list[Req]:
         return list(self._reqs.values())
 
+    def holds(self, req: Req) -> bool:
+        return self._reqs.get(req.order) is req
+
     def length(self, req: Req) -> int:
         """How many tokens of ``req``, which waits, are in the cache."""
         return self._index.length(req.order)

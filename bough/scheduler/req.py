@@ -9,6 +9,7 @@ import numpy as np
 
 from bough.base.messages import Request
 from bough.base.plan import Ints
+from bough.scheduler.guide import Guide
 from bough.text.stop import StopMatcher
 
 NO_ROW = -1
@@ -45,6 +46,7 @@ class Req:
         logprob_from: next prompt position whose logprob is to be reported.
         retractions: how often its row was taken away.
         failures: failed forwards it took part in.
+        guide: state of its constraint, None without one.
     """
 
     request: Request
@@ -62,6 +64,7 @@ class Req:
     n_sent: int = 0
     retractions: int = 0
     failures: int = 0
+    guide: Guide | None = None
 
     @property
     def n_prompt(self) -> int:
@@ -77,12 +80,20 @@ class Req:
         """Most tokens that may come from the cache.
 
         The last known token is always computed, because its logits are needed; so is everything from the
-        position before the first prompt logprob that is still wanted.
+        position before the first logprob that is still wanted. A held request computes its last token later, and
+        something before it now.
         """
-        limit = len(self.ids) - 1
+        limit = len(self.ids) - 1 - self.held
         if self.logprob_from < self.n_prompt:
-            limit = min(limit, max(self.logprob_from - 1, 0))
-        return limit
+            limit = min(limit, self.logprob_from - 1)
+        if self.request.params.logprobs is not None:
+            limit = min(limit, self.n_prompt + self.n_sent - 1)
+        return max(limit, 0)
+
+    @property
+    def held(self) -> bool:
+        """Its matcher is still being made, so it may not sample yet."""
+        return self.guide is not None and self.guide.matcher is None
 
 
 def initial_logprob_from(request: Request) -> int:

@@ -26,12 +26,17 @@ class Rows:
         ids: [n_rows, max_len] int32, known ids.
         n_ids: number of them.
         ahead: tokens that steps in flight will add.
+        foreseen: tokens that steps in flight will sample and that are known already, because the grammar forced them.
         computed: tokens whose KV is present, as far as the host knows.
         planned: the same once the steps in flight are done.
         limit: most ids the sequence may have.
         n_prompt: length of its prompt.
+        n_entered: number of its known ids when it got the row.
         stop_ids: [n_rows, STOP_WIDTH] int32, padded with -1.
         slow: the row needs a look in Python at every token (stop strings, logprobs, many stop ids).
+        guided: the row has a matcher, or will have one.
+        traced: it is guided, and its logprobs are reported.
+        held: its matcher is still being made, so it may not sample yet: its last id is not computed.
         in_flight: number of launched steps that contain the row.
         live: the row's request has not ended; a row that is neither live nor in flight is released.
         reqs: the request that owns each row.
@@ -41,12 +46,17 @@ class Rows:
         self.ids: Ints = np.zeros((n_rows, max_len), dtype=np.int32)
         self.n_ids: Ints = np.zeros(n_rows, dtype=np.int32)
         self.ahead: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.foreseen: Ints = np.zeros(n_rows, dtype=np.int32)
         self.computed: Ints = np.zeros(n_rows, dtype=np.int32)
         self.planned: Ints = np.zeros(n_rows, dtype=np.int32)
         self.limit: Ints = np.zeros(n_rows, dtype=np.int32)
         self.n_prompt: Ints = np.zeros(n_rows, dtype=np.int32)
+        self.n_entered: Ints = np.zeros(n_rows, dtype=np.int32)
         self.stop_ids: Ints = np.full((n_rows, STOP_WIDTH), -1, dtype=np.int32)
         self.slow: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.guided: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.traced: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.held: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.in_flight: Ints = np.zeros(n_rows, dtype=np.int32)
         self.live: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.reqs: list[Req | None] = [None] * n_rows
@@ -77,10 +87,10 @@ class Rows:
         params = req.request.params
         n = len(req.ids)
         self.ids[row, :n] = req.ids
-        self.n_ids[row] = n
-        self.ahead[row] = self.in_flight[row] = 0
+        self.n_ids[row] = self.n_entered[row] = n
+        self.ahead[row] = self.in_flight[row] = self.foreseen[row] = 0
         self.computed[row] = self.planned[row] = cached_len
-        self.limit[row] = req.limit
+        self.limit[row] = n if req.guide is not None and req.guide.complete else req.limit
         self.n_prompt[row] = req.n_prompt
         stops = stop_set(req, eos_ids)
         self.stop_ids[row] = -1
@@ -91,11 +101,23 @@ class Rows:
             or bool(params.logprob_token_ids)
             or len(stops) > STOP_WIDTH
         )
+        self.guided[row] = req.guide is not None
+        self.traced[row] = req.guide is not None and params.logprobs is not None
+        self.held[row] = req.held
         self.live[row] = True
         self.reqs[row] = req
         self._order[row] = None
         self._rows = None
         req.row = row
+
+    def foresee(self, row: int, ids: list[int]) -> None:
+        """Append ``ids``, which the grammar forces. A step in flight that samples for ``row`` will sample the first."""
+        n = int(self.n_ids[row])
+        self.ids[row, n : n + len(ids)] = ids
+        self.n_ids[row] = n + len(ids)
+        if ids and self.ahead[row]:
+            self.ahead[row] -= 1
+            self.foreseen[row] = 1
 
     def leave(self, row: int) -> None:
         """Take ``row`` away from its request, whose ``ids`` are brought up to date."""
@@ -110,5 +132,10 @@ class Rows:
 
 def stop_set(req: Req, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Token ids that end ``req``."""
-    params = req.request.params
-    return params.stop_token_ids if params.ignore_eos else (*eos_ids, *params.stop_token_ids)
+    return (*end_ids(req, eos_ids), *req.request.params.stop_token_ids)
+
+
+def end_ids(req: Req, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The end-of-sequence ids that end ``req``; behind a complete constrained answer nothing else can follow."""
+    ignored = req.request.params.ignore_eos and req.request.constraint is None
+    return () if ignored else eos_ids

@@ -115,6 +115,13 @@ class Response(msgspec.Struct, kw_only=True):
     system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+
+    def warn(self, finish: Finish | None) -> None:
+        """Add what of the request's constraint was not enforced, as ``finish`` tells."""
+        if finish is not None and finish.warnings:
+            known = [] if isinstance(self.warnings, UnsetType) else self.warnings
+            self.warnings = list(dict.fromkeys([*known, *finish.warnings]))
 
 
 def event(response: Response) -> bytes:

@@ -123,6 +123,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
             if chunk.finish is not None:
                 check_finish(chunk.finish)
                 finishes[i] = chunk.finish
+            job.envelope.warn(chunk.finish)
     job.envelope.choices = [
         ChatChoice(
             i,
@@ -159,6 +160,7 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
             reason = None if chunk.finish is None else check_finish(chunk.finish)
             if continuous:
                 envelope.usage = job.tally.usage()
+            envelope.warn(chunk.finish)
             choices = _deltas(job, body, chunk, reason)
             if not begun:
                 begun = True

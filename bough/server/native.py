@@ -17,6 +17,7 @@ from bough.base.params import SamplingParams
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, GenerateOptions
 from bough.server.answers import finite
+from bough.server.constraints import native_constraint
 from bough.server.errors import encode_json, finish_error
 from bough.server.merge import run_prompts
 from bough.server.options import (
@@ -172,6 +173,7 @@ def _options(
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,
+        constraint=native_constraint(sampling, service.limits),
     )
     return options, silent
 
@@ -273,6 +275,8 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     }
     if chunk.finish is not None:
         meta["e2e_latency"] = time.perf_counter() - job.call.started
+        if chunk.finish.warnings:
+            meta["warnings"] = chunk.finish.warnings
     if sequence.options.params.logprobs is not None:
         meta |= _logprobs(job, sequence)
     return {"text": sequence.text, "output_ids": sequence.tokens, "meta_info": meta}

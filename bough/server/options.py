@@ -13,6 +13,7 @@ from bough.base.messages import Namespace
 from bough.base.params import SamplingParams
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import GenerateOptions
+from bough.server.constraints import constraint_of
 from bough.server.schema import Prompt, Sampling
 from bough.server.service import Service
 from bough.text.bad_words import bad_word_ids
@@ -170,6 +171,7 @@ def openai_options(
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,
+        constraint=constraint_of(body, service.limits),
     )
 
 

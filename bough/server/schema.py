@@ -28,16 +28,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that are refused unless they are absent, null, false or empty."""
 
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
-    structural_tag: Any = None
     lora_path: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
@@ -58,7 +48,36 @@ class Unsupported(msgspec.Struct, kw_only=True):
     bootstrap_room: Any = None
 
 
-class Sampling(Unsupported, kw_only=True):
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's way to constrain an answer; exactly one of the first six is set."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Constrained(Unsupported, kw_only=True):
+    """The ways to constrain an answer: OpenAI's, vLLM's with its older names, SGLang's; at most one is used."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+class Sampling(Constrained, kw_only=True):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     model: str | None = None
@@ -158,10 +177,10 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: Tokens | None = None
     bad_words: list[str] | None = None
     stream_interval: int | None = None
-    regex: Any = None
-    json_schema: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
+    regex: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
     custom_params: Any = None
     beam_width: Any = None
 
@@ -244,7 +263,7 @@ UNSUPPORTED_CHAT = (
     "input_ids",
     "echo",
 )
-UNSUPPORTED_NATIVE_SAMPLING = ("regex", "json_schema", "ebnf", "structural_tag", "custom_params", "beam_width")
+UNSUPPORTED_NATIVE_SAMPLING = ("custom_params", "beam_width")
 UNSUPPORTED_NATIVE = (
     "input_embeds",
     "image_data",
@@ -262,10 +281,9 @@ UNSUPPORTED_NATIVE = (
 
 
 def refuse_unsupported(body: object, names: tuple[str, ...]) -> None:
-    """Raises InvalidRequest naming the first of ``names`` that is set; ``{"type": "text"}`` asks for nothing."""
+    """Raises InvalidRequest naming the first of ``names`` that is set."""
     for name in names:
-        value = getattr(body, name)
-        if value and value != {"type": "text"}:
+        if getattr(body, name):
             raise InvalidRequest(f"{name} is not supported yet by this version", param=name)
 
 

@@ -7,13 +7,13 @@ cell changes a token, at the very position, and comparing tokens with :func:`ora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, Failure, Ints, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import LAST, Failure, Ints, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
 
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -27,9 +27,13 @@ def mix(state: int, value: int) -> int:
     return z ^ (z >> 31)
 
 
-def next_token(state: int, seed: int, position: int, vocab_size: int) -> int:
-    """The token that follows a sequence whose last cell holds ``state``; ``seed`` is 0 for greedy."""
-    return mix(mix(state, seed), position) % vocab_size
+def next_token(state: int, seed: int, position: int, vocab_size: int, allowed: Sequence[int] | None = None) -> int:
+    """The token that follows a sequence whose last cell holds ``state``; ``seed`` is 0 for greedy.
+
+    Of the ``allowed`` ids, rising, if there are any bounds at all.
+    """
+    draw = mix(mix(state, seed), position)
+    return draw % vocab_size if allowed is None else allowed[draw % len(allowed)]
 
 
 def logprob(state: int, token: int) -> float:
@@ -63,16 +67,18 @@ class _Row:
     last: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Launched:
     """A step of the fake device: computed when it was launched, read when it is committed."""
 
     plan: StepPlan
-    outcome: StepResult | Exception
+    failed: dict[int, str]
+    outcome: StepResult | Exception | None = None
 
     def result(self) -> StepResult:
         if isinstance(self.outcome, Exception):
             raise self.outcome
+        assert self.outcome is not None
         return self.outcome
 
 
@@ -118,10 +124,13 @@ class FakeDevice:
         try:
             failed = self._fault(plan)
         except Exception as error:
-            return Launched(plan, error)
-        return Launched(plan, self._run(plan, failed))
+            return Launched(plan, {}, error)
+        self._write(plan)
+        return Launched(plan, failed)
 
-    def sample(self, forward: Launched) -> Launched:
+    def sample(self, forward: Launched, masks: Masks | None = None) -> Launched:
+        if forward.outcome is None:
+            forward.outcome = self._sample(forward.plan, forward.failed, masks)
         return forward
 
     def shutdown(self) -> None:
@@ -131,10 +140,8 @@ class FakeDevice:
         """Overwrite cells that were freed; what is read from them shows in the tokens."""
         self.cells[locs] = POISON
 
-    def _run(self, plan: StepPlan, failed: dict[int, str]) -> StepResult:
-        ends = np.cumsum(plan.n_new)
-        begins = ends - plan.n_new
-        spans = list(zip(plan.rows.tolist(), plan.start.tolist(), begins.tolist(), ends.tolist(), strict=True))
+    def _write(self, plan: StepPlan) -> None:
+        spans = _spans(plan)
         for row, start, begin, end in spans:
             self.page_table[row, start : start + end - begin] = plan.out_loc[begin:end]
         # Rows may read what others write in this step, so they are written in an order in which the cell
@@ -147,18 +154,18 @@ class FakeDevice:
                 token = state.last
             self.cells[plan.out_loc[index]] = mix(self._state(row, position), token)
             self.computed_tokens += 1
-        return self._sample(plan, spans, failed)
 
     def _state(self, row: int, position: int) -> int:
         """State before the token at ``position`` of ``row``."""
         return self._rows[row].root if position == 0 else int(self.cells[self.page_table[row, position - 1]])
 
-    def _sample(self, plan: StepPlan, spans: list[tuple[int, int, int, int]], failed: dict[int, str]) -> StepResult:
+    def _sample(self, plan: StepPlan, failed: dict[int, str], masks: Masks | None) -> StepResult:
+        allowed = {} if masks is None else dict(zip(masks.rows.tolist(), allowed_ids(masks.bits, self.vocab_size)))
         counts = np.zeros(len(plan.rows), dtype=np.int32)
         tokens: list[int] = []
         failures = {i: Failure(reason) for i, reason in failed.items()}
         result = StepResult(plan.step, np.empty(0, np.int32), counts, failed=failures)
-        for i, (row, start, begin, end) in enumerate(spans):
+        for i, (row, start, begin, end) in enumerate(_spans(plan)):
             state, stop = self._rows[row], start + end - begin
             if i in failed:
                 continue
@@ -166,16 +173,42 @@ class FakeDevice:
             targets = range(max(start + 1, state.init.logprob_from), min(stop + 1, state.init.n_prompt))
             if targets:
                 result.prompt_logprobs[i] = [self._logprob(row, p, int(state.init.ids[p])) for p in targets]
+            if i in plan.forced:
+                first, ids = plan.forced[i]
+                result.logprobs[i] = [self._logprob(row, first + k, token) for k, token in enumerate(ids.tolist())]
             if plan.sample[i]:
+                if i in allowed and stop < state.init.n_prompt + params.min_tokens:
+                    ends = {*state.init.eos_ids, *params.stop_token_ids}
+                    allowed[i] = [token for token in allowed[i] if token not in ends]
+                if i in allowed and not allowed[i]:
+                    result.failed[i] = Failure("nothing may be sampled", 400)
+                    continue
                 seed = 0 if params.temperature == 0 else state.init.seed
-                token = next_token(self._state(row, stop), seed, stop, self.vocab_size)
+                token = next_token(self._state(row, stop), seed, stop, self.vocab_size, allowed.get(i))
                 state.last = token
                 counts[i] = 1
                 tokens.append(token)
                 if params.logprobs is not None:
-                    result.logprobs[i] = [self._logprob(row, stop, token)]
+                    result.logprobs.setdefault(i, []).append(self._logprob(row, stop, token))
         result.tokens = np.array(tokens, dtype=np.int32)
         return result
 
     def _logprob(self, row: int, position: int, token: int) -> PositionLogprobs:
         return PositionLogprobs(token, logprob(self._state(row, position), token), 1, [], [])
+
+
+def allowed_ids(bits: Ints, vocab_size: int) -> list[list[int]]:
+    """The ids that each mask of ``bits`` [N, ceil(V / 32)] allows; AssertionError if one is beyond the vocabulary."""
+    found = []
+    for words in bits:
+        ids = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+        assert not len(ids) or ids[-1] < vocab_size, "a mask allows ids that do not exist"
+        found.append(ids.tolist())
+    return found
+
+
+def _spans(plan: StepPlan) -> list[tuple[int, int, int, int]]:
+    """(row, start, first index among the new tokens, and behind the last) of each row."""
+    ends = np.cumsum(plan.n_new)
+    begins = ends - plan.n_new
+    return list(zip(plan.rows.tolist(), plan.start.tolist(), begins.tolist(), ends.tolist(), strict=True))

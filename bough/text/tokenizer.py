@@ -128,6 +128,10 @@ class Tokenizer:
         """The text of one token, with U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
+    def to_json(self) -> str:
+        """The whole tokenizer, in the format of tokenizer.json."""
+        return str(self._full.to_str())
+
     def token_id(self, token: str) -> int | None:
         """Id of the vocabulary entry ``token``, or None."""
         found: int | None = self._full.token_to_id(token)

@@ -67,5 +67,6 @@ def build_worker(
         n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
         pool = KVPool(model.kv_shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-    worker = Worker(ModelRunner(model, context.attention, pool), rows, Sampler(model.vocab_size, context.ops.argmax))
+    sampler = Sampler(model.vocab_size, context.ops)
+    worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from bough.base.plan import Failure, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import LAST, Failure, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
@@ -54,6 +54,8 @@ class Worker:
         self._sampler = sampler
         self._prompt_logprobs = PromptLogprobs()
         self._broken: dict[int, Failure] = {}
+        self._known = np.zeros(len(rows.last_token), np.int32)
+        """[n_rows] ids of each row that the sampler knows of."""
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
         """Update the row state and compute the plan's tokens."""
@@ -63,12 +65,13 @@ class Worker:
                 self._remove(row)
             for init in plan.admitted:
                 self._add(init)
+            self._take_forced(plan)
             batch = ForwardBatch.from_plan(plan, self._rows)
             hidden = self._runner.forward(batch)
         return ForwardHandle(plan, batch, hidden, time.perf_counter() - began)
 
-    def sample(self, handle: ForwardHandle) -> StepResult:
-        """Sample what the plan asks for; called once per handle, before the next plan's forward."""
+    def sample(self, handle: ForwardHandle, masks: Masks | None = None) -> StepResult:
+        """Sample what the plan asks for, under ``masks``; called once per handle, before the next plan's forward."""
         began = time.perf_counter()
         plan, batch = handle.plan, handle.batch
         result = StepResult(plan.step, np.zeros(0, np.int32), np.zeros(len(plan.rows), np.int32))
@@ -76,8 +79,9 @@ class Worker:
         result.failed.update({i: self._broken[row] for i, row in enumerate(rows) if row in self._broken})
         with torch.inference_mode():
             self._report_prompts(handle, result)
+            self._report_forced(handle, result)
             if len(batch.sampled):
-                self._sample(handle, result)
+                self._sample(handle, result, masks)
         result.seconds = handle.seconds + time.perf_counter() - began
         return result
 
@@ -85,6 +89,7 @@ class Worker:
         # A step that failed as a whole may have kept a release from us.
         self._remove(init.row)
         self._rows.add(init)
+        self._known[init.row] = len(init.ids)
         try:
             self._sampler.add(init.row, init)
             self._prompt_logprobs.add(init.row, init)
@@ -97,6 +102,32 @@ class Worker:
         self._prompt_logprobs.remove(row)
         self._broken.pop(row, None)
 
+    def _take_forced(self, plan: StepPlan) -> None:
+        """Make the tokens that the plan brings and nobody sampled part of their rows' histories."""
+        ends = plan.start + plan.n_new
+        news = np.flatnonzero(ends > self._known[plan.rows])
+        if not len(news):
+            return
+        q_end = np.cumsum(plan.n_new)
+        for i in news.tolist():
+            row = int(plan.rows[i])
+            for token in plan.tokens[q_end[i] - (ends[i] - self._known[row]) : q_end[i]].tolist():
+                if token != LAST:  # the row's sampling failed, and the host does not know yet
+                    self._sampler.accept(row, token)
+            self._known[row] = ends[i]
+
+    def _report_forced(self, handle: ForwardHandle, result: StepResult) -> None:
+        plan, q_start = handle.plan, handle.batch.host_q_start
+        for i, (position, ids) in plan.forced.items():
+            if i in result.failed:
+                continue
+            first = q_start[i] + position - 1 - plan.start[i]
+            logits = self._runner.logits(handle.hidden[first : first + len(ids)])
+            try:
+                result.logprobs[i] = self._sampler.report(int(plan.rows[i]), logits, ids.tolist())
+            except Exception as error:
+                result.failed[i] = _reason(error)
+
     def _report_prompts(self, handle: ForwardHandle, result: StepResult) -> None:
         plan, q_start = handle.plan, handle.batch.host_q_start
         for i, (row, start, n_new) in enumerate(zip(plan.rows.tolist(), plan.start.tolist(), plan.n_new.tolist())):
@@ -108,11 +139,14 @@ class Worker:
             except Exception as error:
                 result.failed[i] = _reason(error)
 
-    def _sample(self, handle: ForwardHandle, result: StepResult) -> None:
+    def _sample(self, handle: ForwardHandle, result: StepResult, masks: Masks | None) -> None:
         plan, batch = handle.plan, handle.batch
         hidden = handle.hidden[batch.sample_at]
         rows = plan.rows[batch.sampled].tolist()
         context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
+        if masks is not None:
+            context.masked = np.searchsorted(batch.sampled, masks.rows).astype(np.int64)
+            context.masks = torch.from_numpy(masks.bits).to(hidden.device)
         logits = self._runner.logits(hidden)
         try:
             sampled = self._sampler.sample(logits, context)
@@ -126,21 +160,21 @@ class Worker:
             elif i not in result.failed:
                 done.append((i, row, token))
                 if at in sampled.logprobs:
-                    result.logprobs[i] = sampled.logprobs[at]
+                    result.logprobs[i] = result.logprobs.get(i, []) + sampled.logprobs[at]
         result.tokens = np.array([token for _, _, token in done], np.int32)
         result.counts[[i for i, _, _ in done]] = 1
         for _, row, token in done:
             self._sampler.accept(row, token)
+            self._known[row] += 1
         self._rows.set_last([row for _, row, _ in done], result.tokens)
 
     def _one_by_one(self, hidden: Tensor, context: SampleContext) -> Sampled:
         tokens: list[int] = []
         logprobs: dict[int, list[PositionLogprobs]] = {}
         failed: dict[int, Failure] = {}
-        for i, row in enumerate(context.rows):
+        for i in range(len(context.rows)):
             try:
-                alone = SampleContext([row], context.positions[i : i + 1])
-                sampled = self._sampler.sample(self._runner.logits(hidden[i : i + 1]), alone)
+                sampled = self._sampler.sample(self._runner.logits(hidden[i : i + 1]), context.alone(i))
             except Exception as error:
                 sampled = Sampled([0], failed={0: _reason(error)})
             tokens += sampled.tokens

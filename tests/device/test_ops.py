@@ -149,3 +149,18 @@ def test_wrong_arguments_are_refused(ops: Ops) -> None:
         ops.argmax(x.double())
     with pytest.raises(ValueError, match="linear"):
         ops.linear(randn(8, 64), None)(randn(3, 32))
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000])
+def test_apply_bitmask(ops: Ops, vocab: int) -> None:
+    allowed = torch.rand(3, vocab, generator=torch.Generator().manual_seed(vocab)) < 0.3
+    words = torch.zeros(3, -(-vocab // 32), dtype=torch.int64)
+    for row, column in allowed.nonzero().tolist():
+        words[row, column // 32] |= 1 << column % 32
+    masks = words.where(words < 1 << 31, words - (1 << 32)).to(torch.int32)
+    logits = randn(5, vocab)
+    expected = logits.clone()
+    rows = torch.tensor([4, 0, 2])
+    expected[rows] = expected[rows].masked_fill(~allowed, -torch.inf)
+    ops.apply_bitmask(logits, masks, rows)
+    assert torch.equal(logits, expected)

@@ -73,6 +73,10 @@ class ScriptedScheduler:
     def idle(self) -> bool:
         return not self.requests
 
+    @property
+    def stalled(self) -> bool:
+        return False
+
     def receive(self, message: ToEngine) -> None:
         match message:
             case Request():

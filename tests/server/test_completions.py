@@ -104,7 +104,7 @@ def test_usage_chunk(http: httpx.Client) -> None:
     ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [99999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [2**40]}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
     ({}, None), ({"prompt": ["a"] * 1025}, "prompt"), ({"prompt": ["a"] * 1000, "n": 2}, "n"),
-    ({"prompt": "a", "guided_json": {"type": "object"}}, "guided_json"),
+    ({"prompt": "a", "guided_json": "{"}, "guided_json"),
     ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop"), ({"prompt": "a", "bad_words": [""]}, "bad_words"),
     ({"prompt": "a", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),

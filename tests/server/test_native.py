@@ -111,9 +111,9 @@ def test_salts_do_not_collide(server: Running, http: httpx.Client) -> None:
 @pytest.mark.parametrize(("body", "param"), [
     ({}, "text"), ({"text": "a", "input_ids": [1]}, "text"), ({"text": []}, "text"),
     ({"input_ids": [1, [2]]}, "input_ids"),
-    ({"input_ids": [99999]}, "input_ids"), ({"text": "a", "sampling_params": {"regex": "a"}}, "regex"),
-    ({"text": "a", "sampling_params": {"json_schema": "{}"}}, "json_schema"),
-    ({"text": "a", "sampling_params": {"ebnf": "x"}}, "ebnf"),
+    ({"input_ids": [99999]}, "input_ids"), ({"text": "a", "sampling_params": {"regex": "a", "ebnf": "b"}}, "ebnf"),
+    ({"text": "a", "sampling_params": {"json_schema": "{"}}, "json_schema"),
+    ({"text": "a", "sampling_params": {"ebnf": ""}}, "ebnf"),
     ({"text": "a", "sampling_params": {"structural_tag": "x"}}, "structural_tag"),
     ({"text": "a", "sampling_params": {"unknown_name": 1}}, "sampling_params"),
     ({"text": "a", "image_data": "x"}, "image_data"), ({"text": "a", "lora_path": "x"}, "lora_path"),

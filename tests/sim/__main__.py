@@ -19,6 +19,7 @@ def describe(event: Event) -> str:
     request, default = event.request, SamplingParams()
     asked = {k: v for k in default.__struct_fields__ if (v := getattr(request.params, k)) != getattr(default, k)}
     about = {"namespace": request.namespace, "priority": request.priority, "timeout": request.timeout}
+    about |= {"constraint": request.constraint, "reasoning": request.reasoning}
     fate = {k: getattr(event, k) for k in ("seed", "quit_after", "gates", "poison_at", "fail_at")}
     return f"Arrive(step={event.step}, {request.rid}, prompt={request.prompt.tolist()}, {asked} {about} {fate})"
 

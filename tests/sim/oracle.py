@@ -43,14 +43,63 @@ class Letters:
 
 
 @dataclass(frozen=True, slots=True)
+class Automaton:
+    """A language over token ids: from each state a few ids lead on, often one alone, and sometimes the end."""
+
+    seed: int
+
+    def allowed(self, state: int) -> list[int]:
+        draw = mix(mix(self.seed, 77), state)
+        if draw % 16 == 0:
+            return list(EOS)
+        count = (1, 1, 1, 2, 5, 40)[draw // 16 % 6]
+        ids = {mix(draw, i) % VOCAB for i in range(count)} - set(EOS) or {5}
+        return sorted(ids | set(EOS) if draw // 128 % 4 == 0 and count > 1 else ids)
+
+    def after(self, state: int, token: int) -> int:
+        return mix(mix(self.seed, state), token) % 24
+
+
+class Rules:
+    """What a constrained request may say next, told from all it said so far. Slow, and has no state to get wrong."""
+
+    def __init__(self, request: Request) -> None:
+        self._reasoning = request.reasoning
+        self._automaton: Automaton | None = None
+        if request.constraint is not None:
+            self._automaton = Automaton(int(request.constraint.text.split()[0]))
+
+    def allowed(self, said: list[int]) -> list[int] | None:
+        """The ids that may follow; None: any."""
+        begin = 0
+        if self._reasoning is not None:
+            tag, budget = list(self._reasoning.end), self._reasoning.budget
+            ends = [n for n in range(len(tag), len(said) + 1) if said[n - len(tag) : n] == tag]
+            if not ends:
+                begun = max(n for n in range(len(tag)) if said[len(said) - n :] == tag[:n])
+                if budget is not None and len(said) >= budget:
+                    return [tag[begun]]
+                return None if self._automaton is None else sorted(set(range(VOCAB)) - set(EOS))
+            begin = ends[0]
+        if self._automaton is None:
+            return None
+        state = 0
+        for token in said[begin:]:
+            state = self._automaton.after(state, token)
+        allowed = self._automaton.allowed(state)
+        return allowed[:1] if allowed == list(EOS) else allowed
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """The whole answer of a request that nothing cuts short.
 
+    ``kind`` is "refused" where the request's own rules leave nothing to say.
     ``logprobs`` and ``prompt_logprobs`` are (token, logprob) pairs.
     """
 
     tokens: list[int]
-    kind: Literal["stop", "length"]
+    kind: Literal["stop", "length", "refused"]
     matched: int | str | None
     logprobs: list[tuple[int, float]]
     prompt_logprobs: list[tuple[int, float]]
@@ -67,12 +116,19 @@ def expect(request: Request, seed: int, most: int = CONTEXT) -> Expected:
         state = mix(state, token)
     n = most - len(prompt) if params.max_tokens is None else params.max_tokens
     draws = 0 if params.temperature == 0 else seed
-    ends = params.stop_token_ids if params.ignore_eos else (*EOS, *params.stop_token_ids)
+    ignores = params.ignore_eos and request.constraint is None
+    ends = params.stop_token_ids if ignores else (*EOS, *params.stop_token_ids)
+    rules = Rules(request)
     tokens: list[int] = []
     logprobs: list[tuple[int, float]] = []
     text = ""
     while len(tokens) < n:
-        token = next_token(state, draws, len(prompt) + len(tokens), VOCAB)
+        allowed = rules.allowed(tokens)
+        if allowed is not None and len(tokens) < params.min_tokens:
+            allowed = [token for token in allowed if token not in ends]
+        if allowed == []:
+            return Expected(tokens, "refused", None, logprobs, prompt_logprobs)
+        token = next_token(state, draws, len(prompt) + len(tokens), VOCAB, allowed)
         if params.logprobs is not None:
             logprobs.append((token, logprob(state, token)))
         state = mix(state, token)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.base.plan import Ints, StepPlan, StepResult
+from bough.base.plan import Ints, Masks, StepPlan, StepResult
 from bough.sim.device import FakeDevice, Launched
 
 from .oracle import CONTEXT, VOCAB, root_of
@@ -114,7 +114,8 @@ class Pipeline:
         self._steps.append(step)
         return step
 
-    def sample(self, forward: Step) -> Step:
+    def sample(self, forward: Step, masks: Masks | None) -> Step:
+        self.device.sample(forward.launched, masks)
         return forward
 
     def shutdown(self) -> None:
@@ -159,7 +160,7 @@ class Pipeline:
         if doomed == "before":
             raise ForwardFailed
         if doomed == "after":
-            self.device._run(plan, failed)
+            self.device._write(plan)
             raise ForwardFailed
         return failed
 

@@ -14,6 +14,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from bough.grammar.compiler import GrammarCompiler
+from bough.grammar.reasoning import ReasoningMatcher
 from bough.kv.eviction import RankedEviction
 from bough.kv.manager import KVManager
 from bough.kv.pages import PageAllocator
@@ -21,6 +23,7 @@ from bough.kv.radix import RadixTree
 from bough.kv.waiting import WaitingIndex
 from bough.scheduler import commit, policy
 from bough.scheduler.commit import Committer
+from bough.scheduler.constraints import Constraints
 from bough.scheduler.gates import GateSet
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import Planner
@@ -29,6 +32,8 @@ from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req
 from bough.scheduler.rows import Rows
 from bough.sim.device import FakeDevice
+
+from .grammar import FakeTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +440,8 @@ LIFE = (
         "a row's counters survived its owner",
         Rows,
         "enter",
-        "self.ahead[row] = self.in_flight[row] = 0",
-        "pass",
+        "self.ahead[row] = self.in_flight[row] = self.foreseen[row] = 0",
+        "self.foreseen[row] = 0",
     ),
     _bug(
         "late_token_is_sent",
@@ -614,8 +619,8 @@ ORDER = (
         "one long prompt made one long step",
         Planner,
         "_try_admit",
-        "n = min(todo, budget)",
-        "n = todo",
+        "n = min(todo - req.held, budget)",
+        "n = todo - req.held",
     ),
     _bug(
         "budget_not_reduced",
@@ -766,5 +771,162 @@ FAULTS = (
     ),
 )
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS
+GRAMMAR = (
+    _bug(
+        "mask_lags_a_token",
+        "with overlap, masks were made before the token before was known",
+        Scheduler,
+        "_launch",
+        "while self._in_flight:",
+        "while False:",
+    ),
+    _bug(
+        "forced_tokens_unknown_to_matcher",
+        "jump-forward: the matcher stood still and forced the same again",
+        Constraints,
+        "_forced",
+        "if not guide.matcher.accept(token):",
+        "if False:",
+    ),
+    _bug(
+        "jump_past_the_length",
+        "forced tokens went beyond max_tokens",
+        Constraints,
+        "_forced",
+        "req.limit - n_ids - 1",
+        "req.limit - n_ids + 2",
+    ),
+    _bug(
+        "jump_over_min_tokens",
+        "a forced stop token was appended where the sampler would have forbidden it",
+        Constraints,
+        "_forced",
+        "if n_ids + len(taken) < early and",
+        "if False and",
+    ),
+    _bug(
+        "constraint_lost_on_the_way_back",
+        "after a preemption the answer went on without its grammar",
+        Planner,
+        "retract",
+        "req.retractions += 1",
+        "req.retractions += 1; req.guide = None",
+    ),
+    _bug(
+        "matcher_starts_again",
+        "after a preemption the grammar began from its beginning",
+        Planner,
+        "retract",
+        "req.retractions += 1",
+        "req.retractions += 1; req.guide and req.guide.matcher and req.guide.matcher.__init__("
+        "*([req.request.reasoning, (0, 3), req.guide.matcher.inner] if req.request.reasoning else"
+        " [req.guide.matcher._automaton, -1]))",
+    ),
+    _bug(
+        "failed_compile_runs_free",
+        "fail-open: the grammar was refused and the text came unconstrained",
+        Constraints,
+        "settle",
+        "failed.append((req, error))",
+        "req.guide = None; self._rows.held[:] = False; self._rows.guided[:] = False",
+    ),
+    _bug(
+        "samples_before_its_grammar",
+        "the first token was sampled while the grammar was still compiled",
+        Planner,
+        "_plan_running",
+        "known - rows.planned[running] - rows.held[running]",
+        "known - rows.planned[running]",
+    ),
+    _bug(
+        "foreseen_counted_twice",
+        "a token that was known and sampled was waited for for ever",
+        Committer,
+        "commit",
+        "rows.ahead[r] -= plan.sample & ~foreseen",
+        "rows.ahead[r] -= plan.sample",
+    ),
+    _bug(
+        "foreseen_appended_twice",
+        "a token that was known and sampled came twice",
+        Committer,
+        "commit",
+        "new = sampled & ~foreseen",
+        "new = sampled",
+    ),
+    _bug(
+        "masks_in_wrong_rows",
+        "the mask of one request was applied to another",
+        Constraints,
+        "masks",
+        "indices.append(i)",
+        "indices.insert(0, i)",
+    ),
+    _bug(
+        "late_forward_forgotten",
+        "a forward launched behind a failing step was sampled and committed",
+        Scheduler,
+        "_recover",
+        "if self._forward is not None:",
+        "if False:",
+    ),
+    _bug(
+        "siblings_share_a_matcher",
+        "two requests with one grammar moved the same matcher",
+        FakeTemplate,
+        "matcher",
+        "return FakeMatcher(self.automaton, self.breaks)",
+        "return _shared(self)",
+    ),
+    _bug(
+        "broken_matcher_goes_on",
+        "the matcher failed and the answer was cut off as if it were complete",
+        Constraints,
+        "accept",
+        "self.jump(req)\n    return req.guide.matcher.error()",
+        "self.jump(req)",
+    ),
+    _bug(
+        "reasoning_ends_the_answer",
+        "the model stopped within its reasoning and the constrained part never came",
+        ReasoningMatcher,
+        "write",
+        "for token in self._eos_ids:",
+        "for token in ():",
+    ),
+    _bug(
+        "reasoning_budget_off_by_one",
+        "one token of reasoning too many",
+        ReasoningMatcher,
+        "_spent",
+        "self._tokens >= self._budget",
+        "self._tokens > self._budget",
+    ),
+    _bug(
+        "forced_tokens_without_logprobs",
+        "a retracted request lost the logprobs of forced tokens",
+        Req,
+        "match_limit",
+        "if self.request.params.logprobs is not None:",
+        "if False:",
+    ),
+    _bug(
+        "forced_logprobs_shifted",
+        "the logprobs of forced tokens were those of their neighbours",
+        FakeDevice,
+        "_sample",
+        "self._logprob(row, first + k, token)",
+        "self._logprob(row, first + k - 1, token)",
+    ),
+    _bug(
+        "compiled_again",
+        "two requests that came together compiled one grammar twice",
+        GrammarCompiler,
+        "start",
+        "if (running := self._running.get(key)) is not None:",
+        "if False:",
+    ),
+)
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -13,10 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from bough.base.constraint import Reasoning
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
 
+from .grammar import constraint
 from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 
 
@@ -38,6 +40,7 @@ class Settings:
     max_wait: float
     queue_requests: int
     headroom: float
+    jump: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Script:
 FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "quit", "priority", "timeout", "jump",
             "flush", "gates", "poison", "transient", "row_failure", "queue_bound", "namespaces", "prompt_logprobs",
             "logprobs", "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long",
-            "pressure")  # fmt: skip
+            "pressure", "constraint", "reasoning")  # fmt: skip
 
 
 def write(seed: int) -> Script:
@@ -167,6 +170,7 @@ class _Writer:
             max_wait=rng.choice((0.0, 0.03, 0.2, 5.0)),
             headroom=rng.choice((HEADROOM_START, HEADROOM_FLOOR)),
             queue_requests=rng.randint(2, 12) if self._on["queue_bound"] else 100,
+            jump=rng.random() < 0.8,
         )
 
     # -- arrivals
@@ -208,7 +212,8 @@ class _Writer:
         space = kin % len(NAMESPACES) if kin is not None and rng.random() < 0.7 else rng.choice(self._namespaces)
         count = rng.randint(2, 5) if self._maybe("burst") else 1
         made: list[Event] = []
-        params = self._params(prompt, space)
+        rules = self._rules()
+        params = self._params(prompt, space, rules)
         for _ in range(count):
             serial = len(self._arrivals)
             seed = (serial + 1) * len(NAMESPACES) + space
@@ -224,6 +229,7 @@ class _Writer:
                 namespace=NAMESPACES[space],
                 priority=rng.randint(-2, 2) if self._maybe("priority") else 0,
                 timeout=rng.choice((0.05, 0.2, 1.0, 30.0)) if self._maybe("timeout") else None,
+                **rules,
             )
             arrival = replace(Arrive(step, request, seed), **self._misfortunes(len(prompt), params.max_tokens or 0))
             self._arrivals.append(arrival)
@@ -245,7 +251,21 @@ class _Writer:
             out["fail_at"] = n_prompt + rng.randrange(max(1, n_new))
         return out
 
-    def _params(self, prompt: list[int], space: int) -> SamplingParams:
+    def _rules(self) -> dict[str, Any]:
+        """Constraint and reasoning of a request; few different constraints, so that compiles are shared."""
+        rng = self._rng
+        rules: dict[str, Any] = {}
+        if self._maybe("constraint"):
+            which = rng.randrange(8)
+            mood = random.Random(f"{self._page_size}/{which}")
+            breaks = mood.randrange(12) if mood.random() < 0.15 else -1
+            rules["constraint"] = constraint(which, mood.choice((0, 0, 1, 4, 20)), mood.random() < 0.12, breaks)
+        if self._maybe("reasoning"):
+            tag = [rng.choice((7, 8)) for _ in range(rng.randint(1, 3))]
+            rules["reasoning"] = Reasoning(end=tuple(tag), budget=rng.choice((0, 1, 5, None)))
+        return rules
+
+    def _params(self, prompt: list[int], space: int, rules: dict[str, Any]) -> SamplingParams:
         rng = self._rng
         room = CONTEXT - len(prompt)
         # Answers that are long against their prompts and the pool outrun what admission left room for.
@@ -265,7 +285,7 @@ class _Writer:
         if n and self._maybe("min_tokens"):
             options["min_tokens"] = rng.randint(0, n)
         draft = SamplingParams(**{**options, "ignore_eos": True, "max_tokens": n})  # type: ignore[arg-type]
-        wire = Request(rid="draft", ids=np.array(prompt, dtype="<i4").tobytes(), params=draft)
+        wire = Request(rid="draft", ids=np.array(prompt, dtype="<i4").tobytes(), params=draft, **rules)
         likely = expect(wire, space).tokens if n else []
         if likely and self._maybe("stop_ids"):
             options["stop_token_ids"] = tuple(rng.choices(likely, k=rng.choice((1, 2))) + self._ids(rng.choice((0, 9))))

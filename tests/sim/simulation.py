@@ -17,14 +17,16 @@ from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
 from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
-from bough.scheduler.req import Req
+from bough.scheduler.req import Req, Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 
 from .fairness import Fairness
+from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
@@ -115,6 +117,7 @@ class Simulation:
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
         self._poison_what_is_freed()
+        self.background = Background(lambda: self.steps)
         self.gates = [ScriptedGate(i, self.arrivals, self) for i in range(2)]
         self._seed: int | None = None
         self._draws = 0
@@ -124,10 +127,12 @@ class Simulation:
             step_tokens=settings.step_tokens,  # type: ignore[arg-type]
             depth=settings.depth,
             max_wait=settings.max_wait,  # type: ignore[arg-type]
+            jump_forward="on" if settings.jump else "off",
         )
+        limits = Limits(queue_requests=settings.queue_requests)
         self.scheduler = Scheduler(
             config,
-            Limits(queue_requests=settings.queue_requests),
+            limits,
             MODEL,
             self.kv,
             self.pipeline,
@@ -135,6 +140,7 @@ class Simulation:
             draw=self._draw,
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
+            compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit),
         )
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
@@ -201,7 +207,9 @@ class Simulation:
         reader = Reader(arrival, deadline, expect(request, arrival.seed, most), opens)
         self.readers[request.rid] = reader
         waiting = len(scheduler._queue) + len(scheduler._gates)
-        self._seed = arrival.seed
+        text = request.constraint.text if request.constraint is not None else ""
+        hopeless = self.background.known_failure(text)
+        self._seed, self.background.expected = arrival.seed, text
         scheduler.receive(request)
         self._seed = None
         self._read()
@@ -209,7 +217,7 @@ class Simulation:
         need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
         if waiting >= self._settings.queue_requests:
             require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
-        elif need > most or _refused_by_gates(arrival):
+        elif need > most or _refused_by_gates(arrival) or hopeless:
             require(status == 400, "I8 refusal", "{} got {}", request.rid, status)
         else:
             require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
@@ -283,6 +291,10 @@ class Simulation:
         ran = n > 0 or output.n_cached > 0 or output.prompt_logprobs is not None
         shut = self.steps < reader.opens or any(delay < 0 or fails for delay, fails in arrival.gates)
         require(not (ran and shut), "I9 gate", "{} ran before its gate was open", rid)
+        if n and arrival.request.constraint is not None:
+            compile = self.background.started.get(arrival.request.constraint.text)
+            ready = compile is not None and compile.done() and not isinstance(compile.outcome, InvalidRequest)
+            require(ready, "I9 grammar", "{} said something before its grammar was there", rid)
         want = expected.logprobs[:n] if arrival.request.params.logprobs is not None else []
         require(reader.logprobs == want, "I8 logprobs", "{}: {} for {}", rid, reader.logprobs, want)
         k = len(reader.prompt_logprobs)
@@ -315,9 +327,24 @@ class Simulation:
                 got = (reader.tokens, finish.kind, finish.matched, len(reader.prompt_logprobs))
                 want = (expected.tokens, expected.kind, expected.matched, len(expected.prompt_logprobs))
                 require(got == want, "I8 finish", "{}: {} for {}", rid, got, want)
+                require(not self._breaks(reader), "I8 grammar", "{} outlived its matcher", rid)
 
     def _judge_error(self, rid: str, arrival: Arrive, finish: Finish) -> None:
-        if finish.status == 500:
+        if finish.status == 500 and "grammar failed" in finish.message:
+            reader = self.ended[-1]
+            breaks = int(arrival.request.constraint.text.split()[3]) if arrival.request.constraint else -1
+            require(0 <= breaks, "I8 grammar", "{}: {}", rid, finish)
+            # The token at which it breaks is not sent, unless it was forced and nobody has looked yet.
+            most = max(0, breaks - (not self._settings.jump))
+            require(len(reader.tokens) <= most or arrival.request.reasoning, "I8 grammar", "{} broke late", rid)
+        elif "may be sampled" in finish.message:
+            reader = self.ended[-1]
+            right = (reader.expected.kind, reader.expected.tokens) == ("refused", reader.tokens)
+            require(right, "I8 finish", "{}: refused after {}, not {}", rid, reader.tokens, reader.expected)
+        elif "automaton" in finish.message:
+            text = arrival.request.constraint.text if arrival.request.constraint else ""
+            require(self.background.known_failure(text), "I8 grammar", "{}: its compile did not fail", rid)
+        elif finish.status == 500:
             owner = f"{rid}/{arrival.seed}"
             blamed = owner in self.pipeline.blamed or self.pipeline.failures.get(owner, 0) >= MAX_FAILURES
             guilty = arrival.fail_at >= 0 and "finite" in finish.message
@@ -328,12 +355,24 @@ class Simulation:
         else:
             require(finish.status in (400, 429), "I8 finish", "{}: {}", rid, finish)
 
+    @staticmethod
+    def _breaks(reader: Reader) -> bool:
+        """Whether the answer went on behind the token at which its matcher broke."""
+        request = reader.arrival.request
+        if request.constraint is None or request.reasoning is not None:
+            return False
+        breaks = int(request.constraint.text.split()[3])
+        return 0 <= breaks < len(reader.tokens)
+
     # -- what must go on
 
     def _progress(self, news: int, launched: bool) -> None:
         """Whoever can run gets somewhere; a step that launches and commits nothing happens only in passing."""
         scheduler = self.scheduler
-        runnable = len(self.readers) > len(scheduler._gates)
+        reqs = scheduler._reqs.values()
+        # Whoever waits for its grammar on a row keeps its cells, which others may have to wait for.
+        held = any(req.held and req.status is Status.RUNNING for req in reqs)
+        runnable = not held and any(not req.held and req.status is not Status.GATED for req in reqs)
         self._quiet = 0 if launched or news or not runnable else self._quiet + 1
         require(self._quiet <= 3, "I10 progress", "no plan and no news in {} steps", self._quiet)
         self._barren = 0 if news or not runnable else self._barren + 1

@@ -65,7 +65,7 @@ def test_the_history_does_not_depend_on_hashes() -> None:
 def test_the_schedules_go_where_it_hurts() -> None:
     """Nothing that the simulation is for happens never: retraction, faults, splits, evictions, every ending."""
     endings: set[tuple[str, int]] = set()
-    retracted = evicted = cached = recovered = 0
+    retracted = evicted = cached = recovered = forced = 0
     for seed in range(150):
         simulation = Simulation(write(seed))
         simulation.run()
@@ -74,8 +74,10 @@ def test_the_schedules_go_where_it_hurts() -> None:
         evicted += stats.evicted_tokens
         cached += stats.cached_tokens
         recovered += len(simulation.pipeline.failures)
+        forced += simulation.scheduler._constraints.forced_tokens
         endings |= {(r.finish.kind, r.finish.status) for r in simulation.ended if r.finish is not None}
-    assert min(retracted, evicted, cached, recovered) > 20, (retracted, evicted, cached, recovered)
+    counts = (retracted, evicted, cached, recovered, forced)
+    assert min(counts) > 20, counts
     assert endings >= {
         ("stop", 200), ("length", 200), ("abort", 200), ("timeout", 408),
         ("error", 400), ("error", 429), ("error", 500),

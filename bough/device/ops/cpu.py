@@ -131,6 +131,9 @@ class CpuOps:
         self._argmax(dtype, logits.data_ptr(), out.data_ptr(), n, vocab, torch.get_num_threads())
         return out
 
+    def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        self._reference.apply_bitmask(logits, masks, rows)
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps a packed copy of the weight, and the bias."""
         _check(_dtype(weight, *([] if bias is None else [bias])) == 0, "linear", weight)

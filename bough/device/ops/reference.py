@@ -82,6 +82,11 @@ class ReferenceOps:
         # max() passes a NaN on, so these three cover every row without a distribution.
         return torch.where(best.isfinite(), index, -1)
 
+    def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)
+        forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
+        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
 

@@ -96,6 +96,16 @@ class Ops(Protocol):
         """
         ...
 
+    def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        """Set the logits of ids that may not be sampled to -inf, in place.
+
+        Args:
+            logits: [S, V] float32.
+            masks: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set where id i is allowed.
+            rows: [N] int64, the row of ``logits`` that each mask is for; rows without one stay as they are.
+        """
+        ...
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """A function x [T, in] -> ``x weight^T + bias`` [T, out], of weight [out, in] and bias [out] or None.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -22,10 +22,20 @@ class SampleContext:
     Attributes:
         rows: [S] row of each.
         positions: [S] int64 index in the sequence of the token that is about to be chosen.
+        masked: [N] int64 indices, rising, of the rows whose ids are restricted.
+        masks: [N, ceil(V / 32)] int32, see :class:`bough.base.plan.Masks`; None where no row is.
     """
 
     rows: list[int]
     positions: NDArray[np.int64]
+    masked: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    masks: Tensor | None = None
+
+    def alone(self, i: int) -> SampleContext:
+        """The context of row i by itself."""
+        at = np.flatnonzero(self.masked == i)
+        masks = self.masks[torch.from_numpy(at)] if self.masks is not None and len(at) else None
+        return SampleContext([self.rows[i]], self.positions[i : i + 1], np.zeros(len(at), np.int64), masks)
 
 
 class RowState(Protocol):

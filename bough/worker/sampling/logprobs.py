@@ -71,9 +71,10 @@ class Logprobs:
         """Index in ``rows`` -> a copy of its raw logits [1, V], for the rows that report."""
         return {i: logits[i : i + 1].clone() for i, row in enumerate(rows) if row in self._rows}
 
-    def report(self, row: int, raw: Tensor, token: int) -> list[PositionLogprobs]:
+    def report(self, row: int, raw: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
+        """Entries about ``tokens`` [N], from their logits ``raw`` [N, V]."""
         n_top, asked = self._rows[row]
-        return position_logprobs(raw, [token], n_top, asked)
+        return position_logprobs(raw, tokens, n_top, asked)
 
 
 class _Prompt:

@@ -2,19 +2,19 @@
 
 Greedy rows take the largest logit, ties by the lowest id. Other rows invert the cumulative distribution, in
 the order of the vocabulary, at one uniform number that depends on (seed, position) alone. No row's token
-depends on which other rows are in the batch. Order of the steps: penalties, bias, bad words, allowed tokens,
-min_tokens; temperature; top-k, top-p, min-p; draw.
+depends on which other rows are in the batch. Order of the steps: masks of constraints; penalties, bias, bad words,
+allowed tokens, min_tokens; temperature; top-k, top-p, min-p; draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from bough.base.plan import Failure, PositionLogprobs, RowInit
+from bough.device.ops.registry import Ops
 from bough.worker.sampling.bad_words import BadWords
 from bough.worker.sampling.base import RowState, SampleContext, Tensor
 from bough.worker.sampling.bias import AllowedTokens, LogitBias, MinTokens
@@ -60,9 +60,8 @@ class Sampler:
     repeated; ``accept`` makes a choice part of the rows' histories.
     """
 
-    def __init__(self, vocab_size: int, argmax: Callable[[Tensor], Tensor]) -> None:
-        """``argmax`` [S, V] -> [S] is the op: the first of the largest, -1 for a row without a distribution."""
-        self._argmax = argmax
+    def __init__(self, vocab_size: int, ops: Ops) -> None:
+        self._ops = ops
         self._vocab_size = vocab_size
         self._draws: dict[int, _Draws] = {}
         self._logprobs = Logprobs()
@@ -86,17 +85,23 @@ class Sampler:
         for feature in self._features:
             feature.accept(row, token)
 
+    def report(self, row: int, logits: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
+        """Logprobs of ``tokens`` [N], which ``row`` was given without sampling, from their raw ``logits`` [N, V]."""
+        return self._logprobs.report(row, logits, tokens)
+
     def sample(self, logits: Tensor, context: SampleContext) -> Sampled:
         """Choose a token for each row of ``logits`` ([S, V], any float dtype; changed in place where float32)."""
         raw = self._logprobs.capture(logits, context.rows)
-        tokens: list[int] = self._argmax(logits).tolist()
+        tokens: list[int] = self._ops.argmax(logits).tolist()
         failed = {i: Failure("the model's logits are not finite") for i, token in enumerate(tokens) if token < 0}
         active = [f for f in self._features if any(row in f.rows for row in context.rows)]
-        if active:
+        if active or context.masks is not None:
             logits = logits.float()
+            if context.masks is not None:
+                self._ops.apply_bitmask(logits, context.masks, torch.from_numpy(context.masked).to(logits.device))
             for feature in active:
                 feature.apply(logits, context)
-            tokens = self._argmax(logits).tolist()
+            tokens = self._ops.argmax(logits).tolist()
             for i, token in enumerate(tokens):
                 if token < 0:
                     failed.setdefault(i, Failure("the request's own rules leave no token to sample", 400))
@@ -106,7 +111,9 @@ class Sampler:
             for i, token in zip(drawn, self._draw(logits.float(), best, drawn, context)):
                 tokens[i] = token
         reports = {
-            i: self._logprobs.report(context.rows[i], values, tokens[i]) for i, values in raw.items() if i not in failed
+            i: self._logprobs.report(context.rows[i], values, [tokens[i]])
+            for i, values in raw.items()
+            if i not in failed
         }
         return Sampled(tokens, reports, failed)
 

@@ -1,0 +1,125 @@
+"""Compiles constraints once each: in the background, cached by content, with failures remembered."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from bough.base.constraint import Constraint
+from bough.base.errors import BoughError, InvalidRequest
+from bough.base.limits import Limits
+from bough.grammar.admission import check_constraint
+from bough.grammar.base import Backend, Template
+
+REMEMBERED_FAILURES = 1024
+"""Constraints whose refusal is remembered. Compiling is deterministic, so a refusal holds for ever."""
+
+
+class Result(Protocol):
+    """A compile that runs elsewhere; :class:`concurrent.futures.Future` is one."""
+
+    def done(self) -> bool: ...
+    def result(self) -> Template: ...
+
+
+Submit = Callable[[Callable[[], Template]], Result]
+
+
+class Ticket:
+    """Stands for the template of one constraint; shared by all who asked for it meanwhile."""
+
+    def __init__(self, template: Template | None = None) -> None:
+        self._template = template
+        self._error: BoughError | None = None
+
+    def poll(self) -> Template | None:
+        """The template, None while it is being made; raises BoughError, mostly InvalidRequest, if that failed."""
+        if self._error is not None:
+            raise self._error
+        return self._template
+
+    def settle(self, outcome: Template | BoughError) -> None:
+        if isinstance(outcome, BoughError):
+            self._error = outcome
+        else:
+            self._template = outcome
+
+
+class GrammarCompiler:
+    """Belongs to the engine's thread; only the backend's ``compile`` runs elsewhere, by ``submit``.
+
+    Args:
+        backend: the grammar library.
+        limits: bounds on constraints, and ``grammar_cache_bytes`` of the templates that are kept.
+        submit: runs a function in the background.
+    """
+
+    def __init__(self, backend: Backend, limits: Limits, submit: Submit) -> None:
+        self.backend = backend
+        self._limits = limits
+        self._submit = submit
+        self._running: dict[bytes, tuple[Ticket, Result]] = {}
+        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._failures: OrderedDict[bytes, str] = OrderedDict()
+        self._bytes = 0
+        self.compiled = 0
+        """Compiles that were started."""
+
+    def start(self, constraint: Constraint) -> Ticket:
+        """Begin to compile ``constraint``, unless that is done or under way.
+
+        Raises InvalidRequest for what is over the limits, and for what failed before.
+        """
+        key = key_of(constraint)
+        self.collect()
+        if (template := self._templates.get(key)) is not None:
+            self._templates.move_to_end(key)
+            return Ticket(template)
+        if (message := self._failures.get(key)) is not None:
+            raise InvalidRequest(message, param=constraint.kind)
+        if (running := self._running.get(key)) is not None:
+            return running[0]
+        check_constraint(constraint, self._limits)
+        self.compiled += 1
+        ticket = Ticket()
+        self._running[key] = ticket, self._submit(lambda: self.backend.compile(constraint))
+        return ticket
+
+    def collect(self) -> None:
+        """Take in the compiles that have ended; their tickets know then."""
+        for key in [key for key, (_, result) in self._running.items() if result.done()]:
+            ticket, result = self._running.pop(key)
+            try:
+                template = result.result()
+            except InvalidRequest as error:
+                ticket.settle(error)
+                self._failures[key] = error.message
+                if len(self._failures) > REMEMBERED_FAILURES:
+                    self._failures.popitem(last=False)
+            except Exception as error:  # the next request with this constraint tries again
+                ticket.settle(_as_bough_error(error))
+            else:
+                ticket.settle(template)
+                self._keep(key, template)
+
+    def _keep(self, key: bytes, template: Template) -> None:
+        self._templates[key] = template
+        self._bytes += template.bytes
+        while self._bytes > self._limits.grammar_cache_bytes and len(self._templates) > 1:
+            _, oldest = self._templates.popitem(last=False)
+            self._bytes -= oldest.bytes
+
+
+def key_of(constraint: Constraint) -> bytes:
+    """SHA-256 of everything that determines the language."""
+    return hashlib.sha256(msgspec.msgpack.encode(constraint)).digest()
+
+
+def _as_bough_error(error: Exception) -> BoughError:
+    if isinstance(error, BoughError):
+        return error
+    return BoughError(f"the compile of the grammar failed: {type(error).__name__}")

@@ -1,0 +1,187 @@
+"""The default backend: llguidance (Earley parser over derivatives of regular expressions, in Rust).
+
+Compiles in about a millisecond, bounded by fuel; refuses what it cannot enforce; its masks leave only canonical
+tokenizations, so that what it forces can be appended without sampling.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import llguidance.numpy
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+
+from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
+from bough.base.plan import Ints
+from bough.grammar.admission import parse
+from bough.grammar.base import WORD, Matcher, Vocabulary
+from bough.grammar.structural import grammar_of_tags
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+SPACING: dict[str, JsonCompileOptions] = {
+    "fixed": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    "free": {"whitespace_flexible": True},
+}
+
+BASE_BYTES, BYTES_PER_BYTE = 64 << 10, 16
+"""Estimated memory of a template: a constant, and so much for each byte of its grammar."""
+
+MESSAGE_CHARS = 500
+
+
+class LLMatcherState:
+    """A :class:`bough.grammar.base.Matcher` over an ``LLMatcher``.
+
+    An ``LLMatcher`` never raises: it falls into a state of error in which only the end of the sequence is allowed.
+    """
+
+    free = False
+
+    def __init__(self, native: LLMatcher, eos_ids: tuple[int, ...], canonical: bool) -> None:
+        self.native = native
+        self._eos_ids = eos_ids
+        self._canonical = canonical
+        self._over = False
+
+    @property
+    def ended(self) -> bool:
+        stopped: bool = self.native.is_stopped()
+        return stopped and not self.native.is_error()
+
+    def accept(self, token: int) -> bool:
+        if self._over or self.native.is_error():
+            return False
+        if token in self._eos_ids:
+            # It ends the answer also where a grammar names it as one of its own tokens.
+            self._over = self.native.is_accepting() or self.native.deep_copy().consume_token(token)
+            return self._over
+        return self.native.try_consume_tokens([token]) == 1
+
+    def forced(self, most: int) -> list[int]:
+        if self._over or most < 1 or not self._canonical:
+            return []
+        if self.ended:
+            return [self._eos_ids[0]]
+        tokens: list[int] = self.native.compute_ff_tokens()
+        return tokens[:most]
+
+    def error(self) -> str | None:
+        return _shown(self.native.get_error()) if self.native.is_error() else None
+
+
+@dataclass(frozen=True, slots=True)
+class LLTemplate:
+    """A compiled constraint; ``native`` is never moved."""
+
+    native: LLMatcher
+    warnings: tuple[str, ...]
+    bytes: int
+    eos_ids: tuple[int, ...]
+    canonical: bool
+
+    def matcher(self) -> LLMatcherState:
+        return LLMatcherState(self.native.deep_copy(), self.eos_ids, self.canonical)
+
+
+class LLGuidance:
+    """A :class:`bough.grammar.base.Backend`."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Raises ValueError for a tokenizer that the library cannot read."""
+        self._vocabulary = vocabulary
+        self._text = LLTokenizer(vocabulary.json, vocabulary.size, list(vocabulary.eos_ids))
+        self._json = self._text.with_slices(LLTokenizer.json_slices())
+        # With the default bound on items a schema of more than some 500 optional properties compiles, and fails at its
+        # first string. The other bounds keep a compile at about a second and a mask at some 20 ms.
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=1_000_000,
+            max_grammar_size=200_000,
+            step_lexer_fuel=200_000,
+            step_max_items=200_000,
+            max_items_in_row=20_000,
+            max_lexer_states=50_000,
+            verbose_errors=False,
+        )
+        self._executor = LLExecutor(1)
+
+    def compile(self, constraint: Constraint) -> LLTemplate:
+        attempts: list[JsonCompileOptions] = [{}]
+        if constraint.kind == "json_schema" and not constraint.strict:
+            attempts += [{"coerce_one_of": True}, {"coerce_one_of": True, "lenient": True}]
+        tokenizer = self._json if constraint.kind in ("json_schema", "json_object") else self._text
+        for options in attempts:
+            grammar = self._grammar(constraint, options)
+            native = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
+            if not native.is_error():
+                break
+        else:
+            raise InvalidRequest(f"{constraint.kind}: {_shown(native.get_error())}", param=constraint.kind)
+        warnings = list(native.get_grammar_warnings())
+        if options and '"oneOf"' in constraint.text:
+            warnings.insert(0, "the schema is not enforced strictly: oneOf is treated as anyOf")
+        self._warm_up(native, constraint)
+        size = BASE_BYTES + BYTES_PER_BYTE * len(grammar)
+        eos_ids, canonical = self._vocabulary.eos_ids, bool(tokenizer.is_canonical)
+        return LLTemplate(native, tuple(warnings), size, eos_ids, canonical)
+
+    def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
+        pairs = [(matcher.native, row) for matcher, row in matchers if isinstance(matcher, LLMatcherState)]
+        llguidance.numpy.fill_next_token_bitmask_par(self._executor, pairs, bits)
+
+    def close(self) -> None:
+        """There is nothing outside this process."""
+
+    def _grammar(self, constraint: Constraint, extra: JsonCompileOptions) -> str:
+        text = constraint.text
+        options: JsonCompileOptions = {**_spacing(constraint.whitespace), **extra}
+        try:
+            match constraint.kind:
+                case "json_object":
+                    text = '{"type": "object"}'
+                case "regex":
+                    return str(LLMatcher.grammar_from_regex(text))
+                case "grammar":
+                    return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+                case "choice":
+                    return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
+                case "structural_tag":
+                    return grammar_of_tags(constraint, self._vocabulary.special, dict(options))
+            return str(LLMatcher.grammar_from_json_schema(text, overrides=options))
+        except InvalidRequest:
+            raise
+        except Exception as error:  # the converters raise whatever their own bugs make them raise
+            raise InvalidRequest(f"{constraint.kind}: {_shown(str(error))}", param=constraint.kind) from None
+
+    def _warm_up(self, native: LLMatcher, constraint: Constraint) -> None:
+        """Compute the first mask here, where nobody waits: it is the expensive one. Raises InvalidRequest."""
+        first = native.deep_copy()
+        first.compute_ff_tokens()
+        bits = np.zeros((1, -(-self._vocabulary.size // WORD)), np.int32)
+        llguidance.numpy.fill_next_token_bitmask_par(self._executor, [(first, 0)], bits)
+        if first.is_error():
+            raise InvalidRequest(f"{constraint.kind}: {_shown(first.get_error())}", param=constraint.kind)
+        if not bits.any():
+            raise InvalidRequest(f"{constraint.kind}: nothing matches it", param=constraint.kind)
+
+
+def _spacing(whitespace: str) -> JsonCompileOptions:
+    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+
+
+def _lark_of_choice(choices: list[str]) -> str:
+    return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _shown(message: str) -> str:
+    """The first lines of an error of the library, within bounds."""
+    text = " ".join(message.split())
+    return text if len(text) <= MESSAGE_CHARS else text[:MESSAGE_CHARS] + "..."

@@ -1,0 +1,235 @@
+"""Constraints: compiles that hide behind prefills, masks for the rows that sample, and forced tokens."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import numpy as np
+
+from bough.base.constraint import Constraint
+from bough.base.errors import BoughError, InvalidRequest
+from bough.base.plan import Bools, Ints, Masks
+from bough.grammar.base import WORD, Backend, Matcher
+from bough.grammar.compiler import Ticket
+from bough.grammar.reasoning import ReasoningMatcher, write_only
+from bough.scheduler.gates import GateState
+from bough.scheduler.guide import Guide
+from bough.scheduler.planner import Flight
+from bough.scheduler.queue import WaitQueue
+from bough.scheduler.req import Req, Status
+from bough.scheduler.rows import Rows, stop_set
+
+log = logging.getLogger(__name__)
+
+RUN = 64
+"""Most forced ids that are appended at one time; the rest of a longer run follows step by step."""
+
+
+class Compiler(Protocol):
+    """What :class:`bough.grammar.compiler.GrammarCompiler` is to the scheduler."""
+
+    backend: Backend
+
+    def start(self, constraint: Constraint) -> Ticket: ...
+    def collect(self) -> None: ...
+
+
+class Constraints:
+    """Owns the guides of all requests.
+
+    A Gate too, for the one request that cannot hide its compile: a prompt of a single token has nothing to compute
+    before the token is sampled from. Everybody else is admitted and prefilled meanwhile, up to the last token.
+    """
+
+    def __init__(
+        self,
+        compiler: Compiler | None,
+        rows: Rows,
+        queue: WaitQueue,
+        eos_ids: tuple[int, ...],
+        vocab_size: int,
+        jump: bool,
+    ) -> None:
+        self._compiler = compiler
+        self._rows = rows
+        self._queue = queue
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
+        self._jump = jump
+        self._bits: Ints = np.zeros((len(rows.live), -(-vocab_size // WORD)), np.int32)
+        self._compiling: dict[int, Req] = {}
+        self.forced_tokens = 0
+
+    # -- the compile
+
+    def start(self, req: Req) -> None:
+        """Give ``req`` its guide and start its compile; raises InvalidRequest for what is refused at once."""
+        request = req.request
+        if request.constraint is None and request.reasoning is None:
+            return
+        params = request.params
+        # What a sampler's rule forbids must not be forced.
+        req.guide = Guide(jumps=self._jump and not params.allowed_token_ids and not params.bad_words)
+        if request.constraint is not None:
+            if self._compiler is None:
+                raise InvalidRequest("this engine cannot constrain its answers", param=request.constraint.kind)
+            req.guide.ticket = self._compiler.start(request.constraint)
+            self._compiling[req.order] = req
+        self._look(req)
+
+    def poll(self, req: Req) -> GateState:
+        """Whether ``req`` may be admitted; raises what its compile raised."""
+        self._look(req)
+        return GateState.PENDING if req.held and len(req.ids) < 2 else GateState.READY
+
+    def cancel(self, req: Req) -> None:
+        self._compiling.pop(req.order, None)
+
+    def settle(self) -> list[tuple[Req, Exception]]:
+        """Take in the compiles that are over; returns those that failed, with the reason."""
+        failed: list[tuple[Req, Exception]] = []
+        if self._compiler is not None and self._compiling:
+            self._compiler.collect()
+        for req in list(self._compiling.values()):
+            if req.status is Status.FINISHED:
+                self.cancel(req)
+                continue
+            try:
+                self._look(req)
+            except Exception as error:
+                self.cancel(req)
+                failed.append((req, error))
+        return failed
+
+    def _look(self, req: Req) -> None:
+        guide = req.guide
+        if guide is None or guide.matcher is not None:
+            return
+        matcher: Matcher | None = None
+        if guide.ticket is not None:
+            template = guide.ticket.poll()
+            if template is None:
+                return
+            matcher, guide.warnings, guide.ticket = template.matcher(), template.warnings, None
+        if req.request.reasoning is not None:
+            matcher = ReasoningMatcher(req.request.reasoning, self._eos_ids, matcher)
+        self.cancel(req)
+        self._begin(req, guide, matcher)
+
+    def _begin(self, req: Req, guide: Guide, matcher: Matcher | None) -> None:
+        """From now on ``req`` may sample; what is forced from the start is part of its prefill."""
+        if req.status is Status.RUNNING:
+            guide.matcher = matcher
+            self._rows.held[req.row] = False
+            self.jump(req)
+            return
+        queued = self._queue.holds(req)
+        if queued:
+            self._queue.remove(req)
+        guide.matcher = matcher
+        forced = self._forced(req, len(req.ids))
+        if forced:
+            req.ids = np.concatenate((req.ids, np.array(forced, np.int32)))
+        if queued:
+            self._queue.push(req)
+
+    # -- sampling
+
+    def concern(self, flight: Flight) -> Bools:
+        """[B] which rows of ``flight`` sample under a matcher, and so need the tokens of all steps before."""
+        plan = flight.plan
+        return plan.sample & self._rows.guided[plan.rows]
+
+    def masks(self, flight: Flight, concerned: Bools) -> tuple[Masks | None, list[tuple[Req, str]]]:
+        """The masks for sampling ``flight``, and the requests whose matcher failed, with the reason.
+
+        Everything before ``flight`` is committed, so each matcher stands where its row samples, or behind the token
+        that it forces there.
+        """
+        rows = self._rows
+        indices: list[int] = []
+        filled: list[tuple[Matcher, int]] = []
+        for i in np.flatnonzero(concerned).tolist():
+            row, n = int(flight.plan.rows[i]), len(indices)
+            guide = flight.reqs[i].guide
+            if not rows.live[row] or guide is None or guide.matcher is None:
+                continue
+            if rows.foreseen[row]:
+                write_only(self._bits[n], int(rows.ids[row, flight.plan.start[i] + flight.plan.n_new[i]]))
+            elif guide.matcher.free:
+                continue
+            elif guide.matcher.ended:
+                write_only(self._bits[n], self._eos_ids[0])
+            elif isinstance(matcher := guide.matcher, ReasoningMatcher) and matcher.inside:
+                matcher.write(self._bits[n], self._vocab_size)
+            else:
+                inner = guide.matcher.inner if isinstance(guide.matcher, ReasoningMatcher) else guide.matcher
+                assert inner is not None
+                filled.append((inner, n))
+            indices.append(i)
+        if filled:
+            assert self._compiler is not None
+            self._compiler.backend.fill(filled, self._bits)
+        failed = self._failures(flight, indices, filled)
+        if not indices:
+            return None, failed
+        return Masks(np.array(indices, np.int32), self._bits[: len(indices)]), failed
+
+    @staticmethod
+    def _failures(flight: Flight, indices: list[int], filled: list[tuple[Matcher, int]]) -> list[tuple[Req, str]]:
+        found = [(flight.reqs[indices[n]], matcher.error()) for matcher, n in filled]
+        return [(req, reason) for req, reason in found if reason is not None]
+
+    # -- tokens
+
+    def accept(self, req: Req, token: int) -> str | None:
+        """Move over ``token``, which was sampled for ``req`` and is in its row; then append what it forces.
+
+        Returns why the request cannot go on, None if it can.
+        """
+        assert req.guide is not None and req.guide.matcher is not None
+        if not req.guide.matcher.accept(token):
+            return req.guide.matcher.error() or f"token {token} is not in the constraint's language"
+        self.jump(req)
+        return req.guide.matcher.error()
+
+    def jump(self, req: Req) -> None:
+        """Append the ids that the matcher forces to the row of ``req``."""
+        forced = self._forced(req, int(self._rows.n_ids[req.row]))
+        if forced:
+            self._rows.foresee(req.row, forced)
+        if req.guide is not None and req.guide.complete:
+            self._rows.limit[req.row] = self._rows.n_ids[req.row]
+
+    def _forced(self, req: Req, n_ids: int) -> list[int]:
+        """Ids that must follow the ``n_ids`` known ones, taken in by the matcher.
+
+        At least one token is left to be sampled, so that the length ends an answer as it always does.
+        """
+        guide, params = req.guide, req.request.params
+        assert guide is not None and guide.matcher is not None
+        taken: list[int] = []
+        if not guide.jumps:
+            return taken
+        room = min(req.limit - n_ids - 1, RUN)
+        early = req.n_prompt + params.min_tokens
+        while len(taken) < room and (forced := guide.matcher.forced(room - len(taken))):
+            for token in forced:
+                # The sampler forbids these ids here, and says so.
+                if n_ids + len(taken) < early and token in stop_set(req, self._eos_ids):
+                    return taken
+                if not guide.matcher.accept(token):
+                    return taken
+                taken.append(token)
+                guide.complete = token in self._eos_ids
+        self.forced_tokens += len(taken)
+        return taken
+
+
+def reason_of(error: Exception) -> tuple[str, int]:
+    """(message, status) for the client whose compile raised ``error``."""
+    if isinstance(error, BoughError):
+        return error.message, error.status
+    log.error("a compile failed", exc_info=error)
+    return f"the compile of the grammar failed: {type(error).__name__}", 500

@@ -1,0 +1,167 @@
+"""The many ways in which clients constrain an answer -> one :class:`Constraint`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
+from bough.base.limits import Limits
+from bough.grammar.admission import check_constraint
+from bough.server.schema import Constrained, NativeSampling, StructuredOutputs
+
+ANY_OBJECT = "$$ANY$$"
+"""SGLang's way to ask for any JSON object."""
+
+Found = list[tuple[str, Constraint]]
+
+
+def constraint_of(body: Constrained, limits: Limits) -> Constraint | None:
+    """What ``body`` asks for, None if nothing. Raises InvalidRequest that names the field."""
+    found = _simple(body)
+    if body.response_format is not None:
+        found += _response_format(body.response_format)
+    if body.structured_outputs is not None:
+        found += _structured_outputs(body.structured_outputs)
+    spacing = "fixed" if body.guided_whitespace_pattern is None else _spacing(body.guided_whitespace_pattern)
+    if body.guided_json is not None:
+        found.append(("guided_json", _json_schema(body.guided_json, "guided_json", spacing)))
+    if body.guided_regex is not None:
+        found.append(("guided_regex", Constraint(kind="regex", text=body.guided_regex)))
+    if body.guided_choice is not None:
+        found.append(("guided_choice", _choice(body.guided_choice)))
+    if body.guided_grammar is not None:
+        found.append(("guided_grammar", Constraint(kind="grammar", text=body.guided_grammar)))
+    return _only(found, limits)
+
+
+def native_constraint(sampling: NativeSampling, limits: Limits) -> Constraint | None:
+    """The same for SGLang's ``sampling_params``."""
+    return _only(_simple(sampling), limits)
+
+
+def _only(found: Found, limits: Limits) -> Constraint | None:
+    if len(found) > 1:
+        raise InvalidRequest(f"{found[0][0]} and {found[1][0]} exclude each other", param=found[1][0])
+    if not found:
+        return None
+    [(name, constraint)] = found
+    try:
+        check_constraint(constraint, limits)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.message, param=name) from None
+    return constraint
+
+
+def _simple(body: Constrained | NativeSampling) -> Found:
+    """SGLang's fields."""
+    found: Found = []
+    if body.json_schema == ANY_OBJECT:
+        found.append(("json_schema", Constraint(kind="json_object")))
+    elif body.json_schema is not None:
+        found.append(("json_schema", _json_schema(body.json_schema, "json_schema")))
+    if body.regex is not None:
+        found.append(("regex", Constraint(kind="regex", text=body.regex)))
+    if body.ebnf is not None:
+        found.append(("ebnf", Constraint(kind="grammar", text=body.ebnf)))
+    if body.structural_tag is not None:
+        found.append(("structural_tag", _structural_tag(body.structural_tag, "structural_tag")))
+    return found
+
+
+def _response_format(value: dict[str, Any]) -> Found:
+    name = "response_format"
+    match value.get("type"):
+        case "text":
+            return []
+        case "json_object":
+            return [(name, Constraint(kind="json_object"))]
+        case "structural_tag":
+            return [(name, _structural_tag(value, name))]
+        case "json_schema":
+            wanted = value.get("json_schema")
+            if not isinstance(wanted, dict) or not isinstance(schema := wanted.get("schema"), dict):
+                raise InvalidRequest(f"{name}.json_schema.schema must be an object", param=name)
+            return [(name, _json_schema(schema, name, strict=bool(wanted.get("strict"))))]
+    raise InvalidRequest(f"{name}.type must be text, json_object, json_schema or structural_tag", param=name)
+
+
+def _structured_outputs(value: StructuredOutputs) -> Found:
+    """vLLM's structured_outputs."""
+    name = "structured_outputs"
+    spacing = "fixed" if value.whitespace_pattern is None else _spacing(value.whitespace_pattern)
+    if value.disable_any_whitespace:
+        spacing = "compact"
+    found: Found = []
+    if value.json is not None:
+        found.append((f"{name}.json", _json_schema(value.json, name, spacing)))
+    if value.json_object:
+        found.append((f"{name}.json_object", Constraint(kind="json_object", whitespace=spacing)))
+    if value.regex is not None:
+        found.append((f"{name}.regex", Constraint(kind="regex", text=value.regex)))
+    if value.choice is not None:
+        found.append((f"{name}.choice", _choice(value.choice)))
+    if value.grammar is not None:
+        found.append((f"{name}.grammar", Constraint(kind="grammar", text=value.grammar)))
+    if value.structural_tag is not None:
+        found.append((f"{name}.structural_tag", _structural_tag(value.structural_tag, name)))
+    return found
+
+
+def _json_schema(
+    value: str | dict[str, Any] | bool, name: str, spacing: str = "fixed", strict: bool = True
+) -> Constraint:
+    text = value if isinstance(value, str) else _dump(value, name)
+    return Constraint(kind="json_schema", text=text, strict=strict, whitespace=spacing)
+
+
+def _choice(values: list[str]) -> Constraint:
+    return Constraint(kind="choice", text=_dump(values, "choice"))
+
+
+def _structural_tag(value: str | dict[str, Any], name: str) -> Constraint:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise InvalidRequest(f"{name}: the structural tag is not a JSON object", param=name) from None
+    if (form := value.get("format")) is not None:
+        value = _triggered_tags(form, name)
+    known = ("structures", "triggers", "at_least_one", "stop_after_first")
+    return _tag({key: value[key] for key in known if key in value}, name)
+
+
+def _triggered_tags(form: Any, name: str) -> dict[str, Any]:
+    """The one of xgrammar's formats that is the same thing under other names."""
+    if not isinstance(form, dict) or form.get("type") != "triggered_tags" or not isinstance(form.get("tags"), list):
+        raise InvalidRequest(f"{name}: the format must be of type triggered_tags", param=name)
+    structures = []
+    for tag in form["tags"]:
+        content = tag.get("content") if isinstance(tag, dict) else None
+        if not isinstance(content, dict) or content.get("type") not in ("json_schema", "grammar"):
+            raise InvalidRequest(f"{name}: the content of a tag must be a json_schema or a grammar", param=name)
+        body = {"schema": content.get("json_schema")} if content["type"] == "json_schema" else {
+            "grammar": content.get("grammar")
+        }  # fmt: skip
+        structures.append({"begin": tag.get("begin"), "end": tag.get("end") or "", **body})
+    return {**form, "structures": structures}
+
+
+def _tag(value: dict[str, Any], name: str) -> Constraint:
+    return Constraint(kind="structural_tag", text=_dump(value, name))
+
+
+def _spacing(pattern: str) -> str:
+    return pattern or "compact"
+
+
+def _dump(value: Any, name: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise InvalidRequest(f"{name} is not valid Unicode", param=name) from None
+    return text

@@ -1,0 +1,224 @@
+"""Constrained answers on the real engine: jumping over forced tokens changes nothing, and everything validates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+
+from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
+from bough.base.constraint import Constraint, Reasoning
+from bough.base.messages import Finish, Outputs, Request
+from bough.base.params import SamplingParams
+from bough.engine.build import EngineCore, build
+from tests.grammar.schemas import constraint, drawn
+
+CONTEXT = 1024
+SAMPLING: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 1.3, "seed": 2, "top_k": 50, "logprobs": 2, "frequency_penalty": 0.3},
+    {"temperature": 1.0, "seed": 3, "max_tokens": 17},
+    {"temperature": 0.0, "logprobs": 0, "repetition_penalty": 1.1, "stop": ("on", "}}")},
+    {"temperature": 1.0, "seed": 4, "min_tokens": 5, "stop_token_ids": (40, 60)},
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("constrained"), context_length=CONTEXT)
+
+
+class Told:
+    """Everything that a request was told."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.logprobs: list[Any] = []
+        self.finish: Finish | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Told) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+def engine(model: Path, **schedule: Any) -> EngineCore:
+    options = {"max_running": 16, "step_tokens": 64, "depth": 0, **schedule}
+    return build(Config(
+        model=ModelConfig(path=str(model), dtype="float32"),
+        kv=KVConfig(pool_tokens=4096),
+        schedule=ScheduleConfig(**options),
+        device=DeviceConfig(kernels="auto"),
+    ))  # fmt: skip
+
+
+def run(core: EngineCore, requests: list[Request]) -> tuple[dict[str, Told], int]:
+    """What each request was told, and how many steps that took."""
+    told = {request.rid: Told() for request in requests}
+    before = core.scheduler.stats().steps
+    for request in requests:
+        core.scheduler.receive(request)
+    while not core.scheduler.idle:
+        core.scheduler.step()
+        for message in core.scheduler.outbox:
+            for output in message.items if isinstance(message, Outputs) else ():
+                reader = told[output.rid]
+                assert reader.finish is None and output.index == len(reader.tokens)
+                reader.tokens += output.tokens
+                reader.logprobs += output.logprobs or []
+                reader.finish = output.finish
+        core.scheduler.outbox.clear()
+    core.scheduler.check()
+    return told, core.scheduler.stats().steps - before
+
+
+def requests_of(seeds: range, ways: int) -> list[Request]:
+    """Each seed's schema under ``ways`` of the samplings, turn by turn."""
+    found = []
+    for seed in seeds:
+        for way in range(ways):
+            params = SamplingParams(**{"max_tokens": 200, **SAMPLING[(seed + way) % len(SAMPLING)]})
+            prompt = np.random.default_rng(seed).integers(3, 270, 1 + seed % 7)
+            found.append(Request(
+                rid=f"{seed}/{way}", ids=prompt.astype("<i4").tobytes(), params=params,
+                constraint=constraint(drawn(seed), seed),
+                reasoning=Reasoning(end=(30, 31), budget=seed % 4) if seed % 11 == 4 else None,
+            ))  # fmt: skip
+    return found
+
+
+def texts(core: EngineCore, model: Path, told: dict[str, Told]) -> dict[str, str]:
+    from bough.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.from_folder(model)
+    return {rid: tokenizer.decode(reader.tokens) for rid, reader in told.items()}
+
+
+def check(model: Path, requests: list[Request], configurations: list[dict[str, Any]]) -> None:
+    """All configurations tell the same, and what is complete validates."""
+    reference: dict[str, Told] | None = None
+    for schedule in configurations:
+        core = engine(model, **schedule)
+        try:
+            told, _ = run(core, requests)
+            if reference is None:
+                reference = told
+                said = texts(core, model, told)
+        finally:
+            core.close()
+        for rid, expected in reference.items():
+            assert told[rid] == expected, (schedule, rid)
+    assert reference is not None
+    complete = 0
+    for request in requests:
+        finish, constraint = reference[request.rid].finish, request.constraint
+        # A short answer cannot have many tokens.
+        fits = finish is not None and (finish.kind in ("stop", "length") or request.params.min_tokens > 0)
+        assert finish is not None and fits, (request.rid, finish)
+        cut = request.params.stop or request.params.stop_token_ids
+        if finish.kind != "stop" or cut or constraint is None or request.reasoning is not None:
+            continue
+        jsonschema.validate(
+            json.loads(said[request.rid]), json.loads(constraint.text), jsonschema.Draft202012Validator,
+            format_checker=jsonschema.FormatChecker(),
+        )  # fmt: skip
+        complete += 1
+    assert complete > len(requests) // 5
+
+
+def test_jumping_changes_nothing(model: Path) -> None:
+    off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
+    check(model, requests_of(range(30), 1), [off, on, {"depth": 1, **on}, {"depth": 1, "step_tokens": 17, **on}])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("begin", range(0, 320, 40))
+def test_jumping_changes_nothing_on_many_schemas(model: Path, begin: int) -> None:
+    off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
+    check(model, requests_of(range(begin, begin + 40), 2), [off, on, {"depth": 1, **on}, {"depth": 1, **off}])
+
+
+def test_forced_tokens_cost_no_steps(model: Path) -> None:
+    schema = {
+        "type": "object", "properties": {"temperature_unit": {"const": "celsius"}, "detailed": {"type": "boolean"}},
+        "required": ["temperature_unit", "detailed"], "additionalProperties": False,
+    }  # fmt: skip
+    request = Request(
+        rid="r", ids=np.array([5, 6], "<i4").tobytes(), params=SamplingParams(max_tokens=200, temperature=0.0),
+        constraint=Constraint(kind="json_schema", text=json.dumps(schema)),
+    )  # fmt: skip
+    for depth in (0, 1):
+        core = engine(model, depth=depth)
+        try:
+            run(core, [request])
+            told, steps = run(core, [request])
+        finally:
+            core.close()
+        assert steps <= 3 < len(told["r"].tokens) / 8
+
+
+def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path) -> None:
+    core = engine(model, depth=1)
+    bad = [
+        Constraint(kind="regex", text="(?=a)b"), Constraint(kind="regex", text="("),
+        Constraint(kind="json_schema", text='{"uniqueItems": true}'), Constraint(kind="json_schema", text="{"),
+        Constraint(kind="json_schema", text='{"type": "nonsense"}'), Constraint(kind="grammar", text="start: nothing"),
+        Constraint(kind="choice", text="[]"), Constraint(kind="json_schema", text="false"),
+    ]  # fmt: skip
+    params = SamplingParams(max_tokens=5)
+    ids = np.array([5, 6, 7], "<i4").tobytes()
+    requests = [Request(rid=str(i), ids=ids, params=params, constraint=c) for i, c in enumerate(bad)]
+    requests.append(Request(rid="good", ids=ids, params=params))
+    try:
+        for _ in range(2):  # failures are remembered
+            told, _ = run(core, requests)
+            for i, constraint in enumerate(bad):
+                finish = told[str(i)].finish
+                assert finish is not None and (finish.kind, finish.status) == ("error", 400)
+                assert not told[str(i)].tokens and constraint.kind in finish.message
+            finish = told["good"].finish
+            assert finish is not None and finish.kind in ("stop", "length")
+    finally:
+        core.close()
+
+
+def test_rules_that_leave_nothing_are_an_error(model: Path) -> None:
+    core = engine(model)
+    ids = np.array([5], "<i4").tobytes()
+    yes = Constraint(kind="choice", text='["yes"]')
+    try:
+        told, _ = run(core, [
+            Request(rid="min", ids=ids, params=SamplingParams(min_tokens=50), constraint=yes),
+            Request(rid="allowed", ids=ids, params=SamplingParams(allowed_token_ids=(3,)), constraint=yes),
+            Request(rid="ends", ids=ids, params=SamplingParams(ignore_eos=True), constraint=yes),
+        ])  # fmt: skip
+    finally:
+        core.close()
+    assert [(t.finish.kind, t.finish.status) for t in told.values() if t.finish] == [
+        ("error", 400), ("error", 400), ("stop", 200),
+    ]  # fmt: skip
+
+
+def test_warnings_name_what_is_not_enforced(model: Path) -> None:
+    core = engine(model)
+    loose = Constraint(kind="json_schema", text='{"type": "integer", "maximum": 9, "not": {"const": 3}}', strict=False)
+    request = Request(
+        rid="r", ids=np.array([5, 6], "<i4").tobytes(), params=SamplingParams(max_tokens=9), constraint=loose
+    )
+    try:
+        told, _ = run(core, [request])
+        strict = msgspec.structs.replace(request, constraint=msgspec.structs.replace(loose, strict=True))
+        refused, _ = run(core, [strict])
+    finally:
+        core.close()
+    assert told["r"].finish is not None and any("not" in warning for warning in told["r"].finish.warnings)
+    assert refused["r"].finish is not None and "not" in refused["r"].finish.message

@@ -1,0 +1,128 @@
+"""One compile per constraint, whatever comes when; bounds on what is kept; refusals before any parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from bough.base.constraint import Constraint
+from bough.base.errors import BoughError, InvalidRequest
+from bough.base.limits import DEFAULT_LIMITS, Limits
+from bough.grammar.admission import check_constraint
+from bough.grammar.base import Template
+from bough.grammar.compiler import GrammarCompiler
+from tests.sim.grammar import FakeBackend, constraint
+
+
+@dataclass
+class Job:
+    """A compile that ends when it is told to."""
+
+    work: Callable[[], Template]
+    over: bool = False
+
+    def done(self) -> bool:
+        return self.over
+
+    def result(self) -> Template:
+        return self.work()
+
+
+class Jobs(list[Job]):
+    def submit(self, work: Callable[[], Template]) -> Job:
+        self.append(Job(work))
+        return self[-1]
+
+
+def made(limits: Limits = DEFAULT_LIMITS) -> tuple[GrammarCompiler, Jobs]:
+    jobs = Jobs()
+    return GrammarCompiler(FakeBackend(), limits, jobs.submit), jobs
+
+
+def test_those_who_come_together_share_one_compile() -> None:
+    compiler, jobs = made()
+    first, second = compiler.start(constraint(1)), compiler.start(constraint(1))
+    other = compiler.start(constraint(2))
+    assert len(jobs) == compiler.compiled == 2 and first.poll() is second.poll() is None
+    jobs[0].over = True
+    compiler.collect()
+    assert first.poll() is second.poll() is not None and other.poll() is None
+    assert compiler.start(constraint(1)).poll() is first.poll() and len(jobs) == 2
+
+
+def test_a_refusal_is_remembered() -> None:
+    compiler, jobs = made()
+    bad = constraint(1, fails=True)
+    ticket = compiler.start(bad)
+    jobs[0].over = True
+    with pytest.raises(InvalidRequest, match="no beginning"):
+        compiler.start(bad)
+    with pytest.raises(InvalidRequest, match="no beginning"):
+        ticket.poll()
+    assert len(jobs) == 1
+
+
+def test_an_accident_is_not_remembered() -> None:
+    compiler, jobs = made()
+
+    def crash() -> Template:
+        raise RuntimeError("a bug")
+
+    ticket = compiler.start(constraint(1))
+    jobs[0].work, jobs[0].over = crash, True
+    compiler.collect()
+    with pytest.raises(BoughError, match="RuntimeError"):
+        ticket.poll()
+    again = compiler.start(constraint(1))
+    jobs[1].over = True
+    compiler.collect()
+    assert again.poll() is not None
+
+
+def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
+    compiler, jobs = made(replace(DEFAULT_LIMITS, grammar_cache_bytes=3000))
+
+    def use(which: int) -> bool:
+        """Whether it had to be compiled."""
+        before = len(jobs)
+        compiler.start(constraint(which))
+        for job in jobs[before:]:
+            job.over = True
+        compiler.collect()
+        return len(jobs) > before
+
+    assert [use(i) for i in (1, 2, 3)] == [True] * 3
+    assert not use(1)
+    assert use(4)
+    assert [use(i) for i in (1, 3, 4)] == [False] * 3
+    assert use(2)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (Constraint(kind="json_schema", text="[" * 10_000), "deep"),
+        (Constraint(kind="json_schema", text='{"a":' * 200 + "1" + "}" * 200), "deep"),
+        (Constraint(kind="regex", text="(" * 60_000), "deep"),
+        (Constraint(kind="regex", text="a" * (1 << 20)), "bytes"),
+        (Constraint(kind="regex", text=""), "empty"),
+        (Constraint(kind="regex", text="a\0b"), "NUL"),
+        (Constraint(kind="regex", text="\ud800"), "Unicode"),
+        (Constraint(kind="json_schema", text="3"), "object"),
+        (Constraint(kind="json_schema", text="{"), "JSON"),
+        (Constraint(kind="choice", text='["a", 1]'), "strings"),
+        (Constraint(kind="choice", text='"abc"'), "strings"),
+        (Constraint(kind="choice", text=str(["a"] * 30_000).replace("'", '"')), "choice has 30000"),
+        (Constraint(kind="json_schema", text='{"enum": %s}' % list(range(30_000))), "enum has 30000"),
+        (
+            Constraint(kind="json_schema", text='{"properties": {%s}}' % ",".join(f'"{i}":{{}}' for i in range(2000))),
+            "properties has 2000",
+        ),
+    ],
+)  # fmt: skip
+def test_what_costs_too_much_is_refused_before_any_parser(bad: Constraint, named: str) -> None:
+    with pytest.raises(InvalidRequest, match=named) as caught:
+        check_constraint(bad, DEFAULT_LIMITS)
+    assert caught.value.param == bad.kind and caught.value.status == 400

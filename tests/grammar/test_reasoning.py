@@ -1,0 +1,59 @@
+"""Reasoning before the constrained part, against a slow twin that looks at all tokens every time."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.base.constraint import Reasoning
+from bough.grammar.reasoning import ReasoningMatcher, write_only
+from bough.sim.device import allowed_ids
+from tests.sim.grammar import FakeMatcher
+from tests.sim.oracle import Automaton
+
+VOCAB, EOS = 97, (0, 3)
+TOKENS = st.sampled_from((7, 8, 9))
+
+
+def mask(matcher: ReasoningMatcher) -> list[int]:
+    bits = np.full(-(-VOCAB // 32), 0x55, np.int32)
+    matcher.write(bits, VOCAB)
+    return allowed_ids(bits[None], VOCAB)[0]
+
+
+@given(
+    tag=st.lists(TOKENS, min_size=1, max_size=5), said=st.lists(TOKENS, max_size=40),
+    budget=st.none() | st.integers(0, 30),
+)  # fmt: skip
+def test_the_tag_is_found_wherever_it_ends(tag: list[int], said: list[int], budget: int | None) -> None:
+    inner = FakeMatcher(Automaton(1), -1)
+    matcher = ReasoningMatcher(Reasoning(end=tuple(tag), budget=budget), EOS, inner)
+    for n in range(len(said) + 1):
+        text = said[:n]
+        assert matcher.inside == (text[len(text) - len(tag) :] != tag or n < len(tag))
+        if not matcher.inside:
+            assert matcher.forced(9) == inner.forced(9) and matcher.ended == inner.ended
+            return
+        begun = max(k for k in range(min(len(tag), n + 1)) if text[n - k :] == tag[:k])
+        spent = budget is not None and n >= budget
+        assert matcher.forced(9) == (tag[begun:] if spent else [])
+        assert mask(matcher) == ([tag[begun]] if spent else [t for t in range(VOCAB) if t not in EOS])
+        assert not matcher.free and not matcher.ended and not matcher.accept(EOS[0])
+        if n < len(said):
+            assert matcher.accept(said[n])
+
+
+def test_without_a_constraint_only_the_tag_is_ever_forced() -> None:
+    matcher = ReasoningMatcher(Reasoning(end=(7, 8), budget=1), EOS, None)
+    assert matcher.free and matcher.accept(EOS[1])
+    assert not matcher.free and matcher.forced(1) == [7] and matcher.forced(5) == [7, 8]
+    assert matcher.accept(7) and matcher.accept(8)
+    assert matcher.free and not matcher.ended and matcher.forced(5) == [] and matcher.error() is None
+
+
+@given(st.integers(0, VOCAB - 1))
+def test_a_mask_of_one(token: int) -> None:
+    bits = np.full(-(-VOCAB // 32), -1, np.int32)
+    write_only(bits, token)
+    assert allowed_ids(bits[None], VOCAB) == [[token]]
