@@ -14,12 +14,14 @@ C = TypeVar("C", bound=Config)
 
 
 def _unwrap(annotation: Any) -> tuple[type, tuple[Any, ...]]:
-    """(value type, choices) of a field annotation such as ``int | None`` or ``Literal[...] | None``."""
+    """(value type, choices) of a field annotation such as ``int | None``, ``Literal[...]`` or ``tuple[str, ...]``."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
         choices = typing.get_args(annotation)
         return type(choices[0]), choices
+    if typing.get_origin(annotation) is tuple:
+        return typing.get_args(annotation)[0], ()
     return annotation, ()
 
 
@@ -42,6 +44,8 @@ def add_arguments(
             options: dict[str, Any] = {"type": kind, "default": argparse.SUPPRESS, "help": _help(f)}
             if choices:
                 options["choices"] = choices
+            if f.default == ():
+                options["action"] = "append"
             if f.metadata.get("positional"):
                 group.add_argument(f"{section}.{f.name}", nargs="?", metavar=section.upper(), **options)
             else:
@@ -55,7 +59,7 @@ def add_arguments(
 
 def _help(f: dataclasses.Field[Any]) -> str:
     text: str = f.metadata["help"]
-    return text if f.default is None else f"{text} (default: {f.default})"
+    return text if f.default in (None, ()) else f"{text} (default: {f.default})"
 
 
 def from_arguments(arguments: argparse.Namespace, base: C) -> C:
@@ -64,6 +68,6 @@ def from_arguments(arguments: argparse.Namespace, base: C) -> C:
     for name, value in vars(arguments).items():
         section, dot, field = name.partition(".")
         if dot:
-            given.setdefault(section, {})[field] = value
+            given.setdefault(section, {})[field] = tuple(value) if isinstance(value, list) else value
     changed = {s: dataclasses.replace(getattr(base, s), **values) for s, values in given.items()}
     return dataclasses.replace(base, **changed)

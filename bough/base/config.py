@@ -73,7 +73,20 @@ class ServeConfig:
     grace: float = option(30.0, "seconds that running streams get to finish after SIGTERM")
     request_timeout: float | None = option(None, "seconds after which a request ends with an error")
     stall_timeout: float = option(60.0, "seconds without a step, with work queued, until /readyz fails")
+    tool_parser: str = option("auto", "how the model writes tool calls: a chat family, none, or by its template")
+    reasoning_parser: str = option("auto", "how the model marks its reasoning: a chat family, none, or by its template")
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged")
+    log_requests: Literal["off", "summary", "full"] = option(
+        "summary", "log a line for each request; full adds its body, and so the prompts"
+    )
+    api_key: tuple[str, ...] = option((), "key that clients must send; may be repeated", secret=True)
+    admin_api_key: str | None = option(None, "key for the routes that operate the server", secret=True)
+    api_key_file: str | None = option(None, "TOML file of keys with tenants and scopes; read again when it changes")
+    admin_socket: str | None = option(None, "path of a Unix socket for the routes that operate the server")
+    tls_cert: str | None = option(None, "PEM file of the certificate chain; serves HTTPS")
+    tls_key: str | None = option(None, "PEM file of the certificate's key")
+    cors_origin: tuple[str, ...] = option((), "origin of web pages that may call the server; may be repeated; * is any")
+    files: str | None = option(None, "folder of uploaded files and batches; below the user's cache by default")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

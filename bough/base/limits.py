@@ -20,6 +20,8 @@ class Limits:
     n: int = 128
     sequences: int = 1024
     messages: int = 4096
+    tools: int = 128
+    tool_schema_bytes: int = 64 << 10
     rid_chars: int = 128
     stop_strings: int = 16
     stop_chars: int = 256
@@ -45,6 +47,19 @@ class Limits:
     read_seconds: float = 30.0
     stream_buffer_tokens: int = 16384
     stream_stall_seconds: float = 30.0
+    responses_bytes: int = 256 << 20
+    responses_seconds: float = 24 * 3600.0
+    responses_background: int = 256
+    file_bytes: int = 200 << 20
+    files: int = 10_000
+    files_bytes: int = 8 << 30
+    files_days: float = 30.0
+    batches: int = 64
+    batch_requests: int = 50_000
+    batch_running: int = 32
+    metadata: int = 16
+    metadata_key_chars: int = 64
+    metadata_value_chars: int = 512
 
 
 DEFAULT_LIMITS = Limits()

@@ -80,14 +80,15 @@ class Finish(msgspec.Struct, frozen=True):
     """How a request ended; its one terminal event.
 
     ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
-    length, abort, timeout or error; ``message`` explains the last three. ``warnings`` name what of a constraint
-    that is not strict was not enforced.
+    length, abort, timeout or error; ``message`` explains the last three, ``param`` names the field to blame.
+    ``warnings`` name what of a constraint that is not strict was not enforced.
     """
 
     kind: Literal["stop", "length", "abort", "timeout", "error"]
     matched: int | str | None = None
     message: str = ""
     status: int = 200
+    param: str | None = None
     warnings: tuple[str, ...] = ()
 
 

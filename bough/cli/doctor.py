@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 REQUIRED = (
     "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers", "huggingface_hub",
-    "google-re2", "llguidance", "jinja2", "prometheus_client", "tqdm",
+    "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
 )  # fmt: skip
 """Runtime dependencies besides torch, which has a finding of its own."""
 

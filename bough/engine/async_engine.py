@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from bough.base.messages import Hello, Logprob, Request
 from bough.base.plan import Ints
 from bough.base.validate import INT64, validate_request
 from bough.engine.client import EngineClient
-from bough.engine.generation import Chunk, GenerateOptions, Generation
+from bough.engine.generation import Chunk, GenerateOptions, Generation, tenant_rid
 from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
@@ -47,6 +48,7 @@ class AsyncEngine:
         self.client = client
         self.tokenizer = tokenizer
         self.template = template
+        self._tenant = ""
         self._threads = ThreadPoolExecutor(TEXT_THREADS, "bough-text")
 
     @classmethod
@@ -89,6 +91,12 @@ class AsyncEngine:
         if self.client.hello is None:
             raise Unavailable("the engine is not ready")
         return self.client.hello
+
+    def for_tenant(self, tenant: str) -> AsyncEngine:
+        """This engine as ``tenant`` may use it: its cache and its request ids are apart from all others'."""
+        view = copy.copy(self)
+        view._tenant = tenant
+        return view
 
     async def close(self) -> None:
         """End every stream; an engine in this process stops, one in another goes on."""
@@ -137,6 +145,7 @@ class AsyncEngine:
         requests = self._requests(ids, options)
         tail = requests[0].prompt[-16:].tolist()
         texts = {r.rid: SequenceText(i, self.tokenizer, tail, options) for i, r in enumerate(requests)}
+        held: dict[int, Chunk] = {}
         outputs = self.client.submit(*requests)
         refusable = True
         try:
@@ -145,7 +154,14 @@ class AsyncEngine:
                 if refusable and finish is not None and finish.kind == "error" and finish.status != 500:
                     raise error_of(finish)
                 refusable = False
-                yield texts[output.rid].take(output)
+                chunk = texts[output.rid].take(output)
+                if options.interval > 1:
+                    if (earlier := held.pop(chunk.index, None)) is not None:
+                        chunk = earlier.then(chunk)
+                    if finish is None and len(chunk.tokens) < min(options.interval, chunk.n_generated):
+                        held[chunk.index] = chunk
+                        continue
+                yield chunk
         finally:
             await outputs.aclose()
 
@@ -173,7 +189,10 @@ class AsyncEngine:
         if not 1 <= options.n <= hello.limits.n:
             raise InvalidRequest(f"n must be in [1, {hello.limits.n}], not {options.n}", param="n")
         prompt = _prompt_bytes(ids, hello.model.vocab_size)
-        name = secrets.token_hex(16) if options.rid is None else options.rid
+        name = tenant_rid(self._tenant, secrets.token_hex(16) if options.rid is None else options.rid)
+        namespace = options.namespace
+        if self._tenant:
+            namespace = msgspec.structs.replace(namespace, tenant=self._tenant)
         seed = options.params.seed
         requests = []
         for i in range(options.n):
@@ -185,7 +204,7 @@ class AsyncEngine:
                     rid=name if options.n == 1 else f"{name}-{i}",
                     ids=prompt,
                     params=params,
-                    namespace=options.namespace,
+                    namespace=namespace,
                     priority=options.priority,
                     timeout=options.timeout,
                     constraint=options.constraint,

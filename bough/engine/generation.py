@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Logprob, Namespace
@@ -17,10 +17,12 @@ class GenerateOptions:
         params: the sampler's part.
         n: how many sequences to generate from the prompt; sequence i uses seed + i where a seed is given.
         include_stop: keep the stop string or regex match that ended the text (a stop token's text too).
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: leave special tokens out of the text,
+        keep_special: except for these ids, which whoever reads the text needs.
         namespace: part of the cache key.
         priority, timeout: as in :class:`bough.base.messages.Request`.
         rid: the client's id for the request; sequences get ``rid`` or ``rid-i``.
+        interval: tokens of a sequence that are put together into one chunk, after its first one.
         constraint, reasoning: as in :class:`bough.base.messages.Request`.
     """
 
@@ -28,10 +30,12 @@ class GenerateOptions:
     n: int = 1
     include_stop: bool = False
     skip_special_tokens: bool = True
+    keep_special: frozenset[int] = frozenset()
     namespace: Namespace = Namespace()
     priority: int = 0
     timeout: float | None = None
     rid: str | None = None
+    interval: int = 1
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
 
@@ -63,6 +67,26 @@ class Chunk:
     finish: Finish | None = None
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
+
+    def then(self, later: Chunk) -> Chunk:
+        """This chunk and the next one of the same sequence as one."""
+        return replace(
+            later,
+            text=self.text + later.text,
+            tokens=self.tokens + later.tokens,
+            logprobs=joined(self.logprobs, later.logprobs),
+            prompt_logprobs=joined(self.prompt_logprobs, later.prompt_logprobs),
+        )
+
+
+def tenant_rid(tenant: str, rid: str) -> str:
+    """The id under which a tenant's request is known to the engine: no tenant can name another's."""
+    return f"{tenant}\x1f{rid}" if tenant else rid
+
+
+def joined(first: list[Logprob] | None, second: list[Logprob] | None) -> list[Logprob] | None:
+    """One list of two, either of which may not have been asked for."""
+    return second if first is None else first if second is None else first + second
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 from bough.base.errors import DeadlineExceeded, EngineError
 from bough.base.limits import Limits
-from bough.base.messages import Finish, Logprob, Output
+from bough.base.messages import Finish, Output
+from bough.engine.generation import joined
 
 
 class OutputStream(AsyncIterator[Output]):
@@ -89,14 +90,10 @@ class OutputStream(AsyncIterator[Output]):
             second.n_prompt,
             second.n_cached,
             finish,
-            _join(first.logprobs, second.logprobs),
-            _join(first.prompt_logprobs, second.prompt_logprobs),
+            joined(first.logprobs, second.logprobs),
+            joined(first.prompt_logprobs, second.prompt_logprobs),
         )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _join(first: list[Logprob] | None, second: list[Logprob] | None) -> list[Logprob] | None:
-    return second if first is None else first if second is None else first + second

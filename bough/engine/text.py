@@ -58,7 +58,9 @@ def error_of(finish: Finish) -> BoughError:
         return DeadlineExceeded(message)
     if finish.kind == "abort":
         return EngineError(message, code="aborted")
-    return _BY_STATUS.get(finish.status, EngineError)(message)
+    error = _BY_STATUS.get(finish.status, EngineError)(message)
+    error.param = finish.param
+    return error
 
 
 class SequenceText:
@@ -70,7 +72,10 @@ class SequenceText:
         self._n_generated = 0
         self._trimmer = StopTrimmer(options.params.stop, include=options.include_stop)
         self._detokenizer = IncrementalDetokenizer(
-            tokenizer, skip_special=options.skip_special_tokens, prompt_tail=prompt[-PROMPT_TAIL:]
+            tokenizer,
+            skip_special=options.skip_special_tokens,
+            keep=options.keep_special,
+            prompt_tail=prompt[-PROMPT_TAIL:],
         )
 
     def take(self, output: Output) -> Chunk:

@@ -227,9 +227,9 @@ class Constraints:
         return taken
 
 
-def reason_of(error: Exception) -> tuple[str, int]:
-    """(message, status) for the client whose compile raised ``error``."""
+def reason_of(error: Exception) -> tuple[str, int, str | None]:
+    """(message, status, param) for the client whose compile raised ``error``."""
     if isinstance(error, BoughError):
-        return error.message, error.status
+        return error.message, error.status, error.param
     log.error("a compile failed", exc_info=error)
-    return f"the compile of the grammar failed: {type(error).__name__}", 500
+    return f"the compile of the grammar failed: {type(error).__name__}", 500, None

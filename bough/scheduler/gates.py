@@ -39,6 +39,8 @@ class GateSet:
     def __init__(self, gates: tuple[Gate, ...]) -> None:
         self._gates = gates
         self._held: dict[int, Req] = {}
+        self.tokens = 0
+        """Of the prompts of all that are held."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -54,6 +56,7 @@ class GateSet:
             self.cancel(req)
             raise
         self._held[req.order] = req
+        self.tokens += len(req.ids)
         return True
 
     def poll(self) -> tuple[list[Req], list[tuple[Req, Exception]]]:
@@ -64,7 +67,7 @@ class GateSet:
             try:
                 if all(gate.poll(req) is GateState.READY for gate in self._gates):
                     ready.append(req)
-                    del self._held[req.order]
+                    self._release(req)
             except Exception as error:
                 self.cancel(req)
                 failed.append((req, error))
@@ -73,4 +76,8 @@ class GateSet:
     def cancel(self, req: Req) -> None:
         for gate in self._gates:
             gate.cancel(req)
-        self._held.pop(req.order, None)
+        self._release(req)
+
+    def _release(self, req: Req) -> None:
+        if self._held.pop(req.order, None) is not None:
+            self.tokens -= len(req.ids)

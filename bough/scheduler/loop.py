@@ -203,7 +203,7 @@ class Scheduler:
         if request.rid in self._reqs:
             raise InvalidRequest(f"a request with id {request.rid!r} is already in flight", param="rid")
         if len(self._queue) + len(self._gates) >= self._limits.queue_requests or (
-            self._queue.tokens + len(request.ids) // 4 > self._limits.queue_tokens
+            self._queue.tokens + self._gates.tokens + len(request.ids) // 4 > self._limits.queue_tokens
         ):
             raise Overloaded("the queue is full", retry_after=1.0)
         validate_request(request, self._limits, self._model.vocab_size, self._model.context_length)
@@ -246,14 +246,15 @@ class Scheduler:
 
     def _refuse(self, request: Request, error: BoughError) -> None:
         self._rejected += 1
-        finish = Finish("error", message=str(error), status=error.status)
+        finish = Finish("error", message=str(error), status=error.status, param=error.param)
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
     def _control(self, message: Control) -> None:
         match message.op:
             case "flush_cache":
-                freed = self._kv.flush()
-                self.outbox.append(ControlReply(message.id, True, f"{freed} tokens were dropped from the cache"))
+                freed, kept = self._kv.flush(), self._kv.usage().locked
+                text = f"{freed} tokens were dropped from the cache"
+                self.outbox.append(ControlReply(message.id, True, text, {"dropped": freed, "kept": kept}))
             case "abort_all":
                 for req in list(self._reqs.values()):
                     self._end(req, Finish("abort", message="all requests were aborted"))
@@ -298,8 +299,8 @@ class Scheduler:
             req.status = Status.WAITING
             self._queue.push(req)
         for req, error in failed:
-            message, status = reason_of(error)
-            self._end(req, Finish("error", message=message, status=status))
+            message, status, param = reason_of(error)
+            self._end(req, Finish("error", message=message, status=status, param=param))
 
     def _recover(self, flight: Flight) -> None:
         """A shared forward failed: nothing that it or a later plan in flight wrote can be trusted.

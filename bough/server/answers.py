@@ -25,11 +25,16 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
 
 
 class TopLogprob(msgspec.Struct):
@@ -50,10 +55,25 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class Function(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: Function
+    type: str = "function"
+
+
 class Message(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: Function | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -64,11 +84,28 @@ class ChatChoice(msgspec.Struct):
     matched_stop: int | str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    parse_error: str | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct):
+    index: int
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionDelta | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    function_call: FunctionDelta | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -79,6 +116,7 @@ class ChatChunkChoice(msgspec.Struct):
     matched_stop: int | str | None | UnsetType = UNSET
     stop_reason: int | str | None | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    parse_error: str | UnsetType = UNSET
 
 
 PromptLogprobs = list[dict[str, dict[str, float | int | str]] | None]
@@ -116,6 +154,8 @@ class Response(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
+    metadata: dict[str, str] | UnsetType = UNSET
+    service_tier: str | UnsetType = UNSET
 
     def warn(self, finish: Finish | None) -> None:
         """Add what of the request's constraint was not enforced, as ``finish`` tells."""
@@ -142,6 +182,7 @@ class Tally:
     prompts: dict[int, int] = field(default_factory=dict)
     cached: dict[int, int] = field(default_factory=dict)
     generated: dict[tuple[int, int], int] = field(default_factory=dict)
+    reasoning: dict[int, int] = field(default_factory=dict)
 
     def add(self, prompt: int, chunk: Chunk) -> None:
         self.prompts[prompt] = chunk.n_prompt
@@ -151,7 +192,13 @@ class Tally:
 
     def usage(self) -> Usage:
         n_prompt, n_generated = sum(self.prompts.values()), sum(self.generated.values())
-        return Usage(n_prompt, n_generated, n_prompt + n_generated, PromptDetails(sum(self.cached.values())))
+        return Usage(
+            n_prompt,
+            n_generated,
+            n_prompt + n_generated,
+            PromptDetails(sum(self.cached.values())),
+            CompletionDetails(sum(self.reasoning.values())),
+        )
 
 
 class TokenNames:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 import uuid
@@ -10,20 +11,32 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough import __version__
 from bough.base.errors import BoughError, EngineError, InvalidRequest, NotFound
 from bough.server import info, schema
+from bough.server.auth import Keyring
 from bough.server.chat import chat
 from bough.server.completions import completions
 from bough.server.errors import MethodNotAllowed, error_body, retry_headers
+from bough.server.files.batch import BatchRequest
+from bough.server.files.batches import Batches
+from bough.server.files.handlers import Files
 from bough.server.native import generate
+from bough.server.parsing import parse_function_call, separate_reasoning
+from bough.server.responses.handlers import Responses
+from bough.server.responses.schema import ResponsesRequest
 from bough.server.routes import RouteSpec, install
 from bough.server.service import Service
-from bough.server.work import Handler, T, Work
+from bough.server.work import Handler, Operation, T, Work
 
+logger = logging.getLogger("bough.server")
+
+BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+"""Endpoints that batches may name, as far as this server has them."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -42,9 +55,12 @@ class Edge:
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         service = self.service
+        status = 500
 
         async def send_marked(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
+                status = message["status"]
                 milliseconds = int((time.perf_counter() - started) * 1000)
                 headers = [
                     *message.get("headers", ()),
@@ -54,11 +70,28 @@ class Edge:
                 if service.draining:
                     headers.append((b"connection", b"close"))
                 route = scope.get("route")
-                service.metrics.responses.labels(getattr(route, "path", "other"), message["status"]).inc()
+                service.metrics.responses.labels(getattr(route, "path", "other"), status).inc()
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self.app(scope, receive, send_marked)
+        try:
+            await self.app(scope, receive, send_marked)
+        finally:
+            if service.config.serve.log_requests != "off":
+                _log(scope, status, time.perf_counter() - started)
+
+
+def _log(scope: Scope, status: int, seconds: float) -> None:
+    """One line for a request that is over; nothing that the client wrote but a harmless id. Probes are left out."""
+    route, state = scope.get("route"), scope["state"]
+    if getattr(route, "scope", None) == "public":
+        return
+    who = state["principal"].name if "principal" in state else "-"
+    path = getattr(route, "path", "no route")
+    logger.info(
+        "request %s: %s %s for %s: %d in %.0f ms", state["request_id"], scope["method"], path, who, status,
+        1000 * seconds,
+    )  # fmt: skip
 
 
 def _request_id(scope: Scope) -> str:
@@ -73,7 +106,12 @@ def create_app(service: Service) -> ASGIApp:
     """The whole application over ``service``. Raises ConfigError when a route declares no scope."""
     app = FastAPI(title="bough", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    install(app, _table(service, app))
+    install(app, _table(service, app), Keyring(service.config.serve).admit)
+    if service.config.serve.cors_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",), expose_headers=("x-request-id", "openai-processing-ms", "retry-after"),
+        )  # fmt: skip
     app.add_exception_handler(BoughError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
@@ -81,13 +119,17 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
-    about = info.Info(service)
+    about, replies, files = info.Info(service), Responses(service), Files(service)
+    operations: dict[str, Operation[Any]] = {}
+    batches = Batches(service, files, operations)
 
     async def openapi(request: Request) -> Response:
         return info.as_json(app.openapi())
 
-    def work(kind: type[T], handler: Handler[T]) -> Callable[[Request], Awaitable[Response]]:
+    def work(path: str, kind: type[T], handler: Handler[T]) -> Callable[[Request], Awaitable[Response]]:
         decoder = schema.decoder(kind)
+        if path in BATCHED:
+            operations[path] = Operation(decoder, handler)
 
         async def endpoint(request: Request) -> Response:
             return Work(service, decoder, handler)
@@ -97,15 +139,31 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         return endpoint
 
     def post(paths: tuple[str, ...], scope: Any, kind: type[T], handler: Handler[T], *more: str) -> RouteSpec:
-        return RouteSpec(paths, ("POST", *more), scope, work(kind, handler), kind)
+        return RouteSpec(paths, ("POST", *more), scope, work(paths[0], kind, handler), kind)
 
     return [
         post(("/v1/chat/completions",), "user", schema.ChatRequest, chat),
         post(("/v1/completions",), "user", schema.CompletionRequest, completions),
         post(("/generate",), "user", schema.GenerateRequest, generate, "PUT"),
+        post(("/parse_function_call",), "user", schema.ParseCallsRequest, parse_function_call),
+        post(("/separate_reasoning",), "user", schema.SeparateReasoningRequest, separate_reasoning),
         post(("/tokenize", "/v1/tokenize"), "user", schema.TokenizeRequest, info.tokenize),
         post(("/detokenize", "/v1/detokenize"), "user", schema.DetokenizeRequest, info.detokenize),
-        post(("/abort_request",), "admin", schema.AbortRequest, info.abort_request),
+        post(("/abort_request",), "user", schema.AbortRequest, info.abort_request),
+        post(("/v1/responses",), "user", ResponsesRequest, replies.create),
+        RouteSpec(("/v1/responses/{response_id}",), ("GET",), "user", replies.retrieve),
+        RouteSpec(("/v1/responses/{response_id}",), ("DELETE",), "user", replies.delete),
+        RouteSpec(("/v1/responses/{response_id}/cancel",), ("POST",), "user", replies.cancel),
+        RouteSpec(("/v1/responses/{response_id}/input_items",), ("GET",), "user", replies.items),
+        RouteSpec(("/v1/files",), ("POST",), "user", files.upload),
+        RouteSpec(("/v1/files",), ("GET",), "user", files.listing),
+        RouteSpec(("/v1/files/{file_id}",), ("GET",), "user", files.retrieve),
+        RouteSpec(("/v1/files/{file_id}",), ("DELETE",), "user", files.delete),
+        RouteSpec(("/v1/files/{file_id}/content",), ("GET",), "user", files.content),
+        post(("/v1/batches",), "user", BatchRequest, batches.create),
+        RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing),
+        RouteSpec(("/v1/batches/{batch_id}",), ("GET",), "user", batches.retrieve),
+        RouteSpec(("/v1/batches/{batch_id}/cancel",), ("POST",), "user", batches.cancel),
         RouteSpec(("/v1/models",), ("GET",), "user", about.models),
         RouteSpec(("/v1/models/{model:path}",), ("GET",), "user", about.model),
         RouteSpec(("/get_model_info", "/model_info"), ("GET",), "user", about.model_info),

@@ -90,7 +90,8 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes, limits: Limits) -
         return decoder.decode(body or b"{}")
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
-        param = path.strip("`").removeprefix("$").lstrip(".") or None
+        # A key or value of a mapping is said to be at "key in `$.field`" or at "$.field[...]": the field is to blame.
+        param = path.rpartition("`$")[2].strip("`$").lstrip(".").removesuffix("[...]") or None
         raise InvalidRequest(f"{param or 'body'}: {message}", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -17,20 +17,33 @@ from bough.server.answers import (
     ChatChoice,
     ChatChunkChoice,
     Delta,
-    Message,
     Response,
     Tally,
     TokenNames,
+    Usage,
     check_finish,
     event,
 )
 from bough.server.errors import encode_json
 from bough.server.merge import run_prompts
-from bough.server.messages import check_tools, normalise_messages
-from bough.server.options import Lengths, openai_options, request_rids, sequence_rids
+from bough.server.messages import normalise_messages
+from bough.server.options import (
+    Lengths,
+    about_request,
+    check_ids,
+    openai_options,
+    request_rids,
+    sequence_rids,
+    truncated,
+)
+from bough.server.reply import Reply, message_of
 from bough.server.schema import UNSUPPORTED_CHAT, ChatRequest, TokenizeRequest, refuse_unsupported
 from bough.server.service import Service
+from bough.server.shape import answer_shape
+from bough.server.tools import tool_use
 from bough.server.work import Answer, Call
+from bough.text.tools.families import JSON
+from bough.text.tools.prompt import tell_tools, write_history
 
 
 @dataclass(slots=True)
@@ -43,13 +56,40 @@ class _Job:
     envelope: Response
     names: TokenNames
     top: int
+    echo: str
+    """What every answer begins with before anything is generated."""
+    replies: list[Reply]
     tally: Tally = field(default_factory=Tally)
+    head: bool = True
+    """Nothing has been sent yet."""
+
+    def usage(self) -> Usage:
+        self.tally.reasoning = {i: reply.reasoning_tokens for i, reply in enumerate(self.replies)}
+        return self.tally.usage()
+
+
+@dataclass(slots=True)
+class ChatStream:
+    """A chat that other endpoints translate: its choices' news, and the usage so far."""
+
+    usage: Callable[[], Usage]
+    pieces: AsyncGenerator[list[ChatChunkChoice], None]
 
 
 async def render(engine: AsyncEngine, service: Service, body: ChatRequest | TokenizeRequest) -> list[int]:
     """Prompt ids of the request's messages. Raises InvalidRequest for what the template cannot render."""
     messages = normalise_messages(body.messages or [], service.limits)
-    choice = body.tool_choice if isinstance(body, ChatRequest) else None
+    options = dict(body.chat_template_kwargs or {})
+    if isinstance(body, ChatRequest):
+        for name in ("reasoning_effort", "verbosity", "documents"):
+            if (value := getattr(body, name)) is not None:
+                options.setdefault(name, value)
+    tools = tool_use(body, service.limits).shown
+    if engine.template is not None and not engine.template.reads_tools:
+        family = service.form.tools or JSON
+        messages = write_history(messages, family)
+        if tools:
+            messages, tools = tell_tools(messages, tools, family), None
     continued = bool(body.continue_final_message)
     if continued and body.add_generation_prompt:
         raise InvalidRequest(
@@ -57,18 +97,36 @@ async def render(engine: AsyncEngine, service: Service, body: ChatRequest | Toke
         )
     return await engine.render_chat(
         messages,
-        tools=check_tools(body.tools, choice),
+        tools=tools,
         add_generation_prompt=not continued and body.add_generation_prompt is not False,
         continue_final_message=continued,
-        options=body.chat_template_kwargs or {},
+        options=options,
     )
 
 
 async def chat(call: Call, body: ChatRequest) -> Answer:
+    job = await _open(call, body)
+    return _stream(job, body) if body.stream else await _complete(job, body)
+
+
+async def open_chat(call: Call, body: ChatRequest) -> ChatStream:
+    """Begin ``body`` on behalf of another endpoint. Raises what is wrong with it."""
+    job = await _open(call, body)
+    return ChatStream(job.usage, _pieces(job, body))
+
+
+async def _open(call: Call, body: ChatRequest) -> _Job:
     _check(body)
     service = call.service
     service.check_model(body.model)
-    ids = await render(call.engine, service, body)
+    use = tool_use(body, service.limits)
+    if body.input_ids:
+        check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
+        ids = body.input_ids
+    else:
+        ids = await render(call.engine, service, body)
+    ids = truncated(ids, body, service, body.max_completion_tokens or body.max_tokens)
+    shape = answer_shape(service, call.engine.tokenizer, body, use, ids)
     response_id, rids = request_rids(body.rid, body.request_id, "chatcmpl-", 1)
     top = body.top_logprobs or 0
     lengths = Lengths(
@@ -76,19 +134,27 @@ async def chat(call: Call, body: ChatRequest) -> Answer:
         top if body.logprobs else None,
         body.prompt_logprobs,
     )
-    options = openai_options(service, call.engine, body, lengths, rids[0])
+    options = shape.options(openai_options(service, call.engine, body, lengths, rids[0]))
     service.admit(call.flight, sequence_rids([options]))
-    streaming = bool(body.stream)
     envelope = Response(
         id=response_id,
-        object="chat.completion.chunk" if streaming else "chat.completion",
+        object="chat.completion.chunk" if body.stream else "chat.completion",
         created=int(time.time()),
         model=service.model_name,
         choices=[],
+        **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    job = _Job(call, ids, options, envelope, names, top)
-    return _stream(job, body) if streaming else await _complete(job, body)
+    return _Job(call, ids, options, envelope, names, top, _echo(body), [shape.reply() for _ in range(options.n)])
+
+
+def _echo(body: ChatRequest) -> str:
+    """The text of the last message where the client wants it repeated; of an assistant's only, as in vLLM."""
+    last = body.messages[-1]
+    if not body.echo or last.get("role") != "assistant":
+        return ""
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
 def _check(body: ChatRequest) -> None:
@@ -105,7 +171,7 @@ def _check(body: ChatRequest) -> None:
 
 async def _complete(job: _Job, body: ChatRequest) -> bytes:
     n, call = job.options.n, job.call
-    texts: list[list[str]] = [[] for _ in range(n)]
+    deltas = [[Delta(content=job.echo)] if job.echo else [] for _ in range(n)]
     tokens: list[list[int]] = [[] for _ in range(n)]
     logprobs: list[list[Logprob]] = [[] for _ in range(n)]
     prompt_logprobs: list[Logprob] = []
@@ -115,7 +181,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
         async for _, chunk in pieces:
             job.tally.add(0, chunk)
             i = chunk.index
-            texts[i].append(chunk.text)
+            deltas[i] += job.replies[i].take(chunk)
             tokens[i] += chunk.tokens
             logprobs[i] += chunk.logprobs or ()
             if i == 0:
@@ -127,16 +193,17 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
     job.envelope.choices = [
         ChatChoice(
             i,
-            Message("".join(texts[i])),
-            check_finish(finishes[i]),
+            message_of(deltas[i]),
+            job.replies[i].reason(finishes[i]),
             logprobs=job.names.chat(logprobs[i], job.top) if body.logprobs else None,
             matched_stop=finishes[i].matched,
             stop_reason=finishes[i].matched,
             token_ids=tokens[i] if body.return_token_ids else UNSET,
+            parse_error=job.replies[i].trouble or UNSET,
         )
         for i in range(n)
     ]
-    job.envelope.usage = job.tally.usage()
+    job.envelope.usage = job.usage()
     if body.return_token_ids:
         job.envelope.prompt_token_ids = job.ids
     if body.prompt_logprobs is not None:
@@ -145,68 +212,64 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
 
 
 async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
-    call, envelope = job.call, job.envelope
-    options = body.stream_options
+    envelope, options = job.envelope, body.stream_options
     include_usage = options is not None and bool(options.include_usage)
     continuous = include_usage and options is not None and bool(options.continuous_usage_stats)
     if include_usage:
         envelope.usage = None
+    async with aclosing(_pieces(job, body)) as pieces:
+        async for choices in pieces:
+            if continuous:
+                envelope.usage = job.usage()
+            if body.return_token_ids and job.head:
+                envelope.prompt_token_ids = job.ids
+                head = _events(envelope, choices[: job.options.n])
+                envelope.prompt_token_ids = UNSET
+                yield head + _events(envelope, choices[job.options.n :])
+            else:
+                yield _events(envelope, choices)
+            job.head = False
+    if include_usage:
+        envelope.usage = job.usage()
+        envelope.choices = []
+        yield event(envelope)
+
+
+async def _pieces(job: _Job, body: ChatRequest) -> AsyncGenerator[list[ChatChunkChoice], None]:
+    """News of the choices; first of all the role of every one, in order of index, as clients' accumulators need it."""
+    call = job.call
     begun = False
     run = run_prompts(call.engine, call.service.metrics, [(job.ids, job.options)], call.started)
     async with aclosing(run) as pieces:
         async for _, chunk in pieces:
             job.tally.add(0, chunk)
-            # Raised before anything is sent, an error still has its HTTP status.
-            reason = None if chunk.finish is None else check_finish(chunk.finish)
-            if continuous:
-                envelope.usage = job.tally.usage()
-            envelope.warn(chunk.finish)
-            choices = _deltas(job, body, chunk, reason)
+            job.envelope.warn(chunk.finish)
+            choices = _deltas(job, body, chunk)
             if not begun:
                 begun = True
-                yield _roles(job, body) + _events(envelope, choices)
-            elif choices:
-                yield _events(envelope, choices)
-    if include_usage:
-        envelope.usage = job.tally.usage()
-        envelope.choices = []
-        yield event(envelope)
+                role = Delta(role="assistant", content=job.echo)
+                choices = [*(ChatChunkChoice(i, role) for i in range(job.options.n)), *choices]
+            if choices:
+                yield choices
 
 
-def _roles(job: _Job, body: ChatRequest) -> bytes:
-    """First events: the role of every choice, in order of index, as clients' accumulators need it."""
-    first = replace_ids(job.envelope, job.ids) if body.return_token_ids else job.envelope
-    return _events(first, [ChatChunkChoice(i, Delta(role="assistant", content="")) for i in range(job.options.n)])
-
-
-def replace_ids(envelope: Response, ids: list[int]) -> Response:
-    return Response(
-        id=envelope.id,
-        object=envelope.object,
-        created=envelope.created,
-        model=envelope.model,
-        choices=[],
-        usage=envelope.usage,
-        prompt_token_ids=ids,
-    )
-
-
-def _deltas(job: _Job, body: ChatRequest, chunk: Chunk, reason: str | None) -> list[ChatChunkChoice]:
-    choices = []
+def _deltas(job: _Job, body: ChatRequest, chunk: Chunk) -> list[ChatChunkChoice]:
+    """What ``chunk`` adds to its choice. Raises what an end that is not a good one means."""
+    reply = job.replies[chunk.index]
+    deltas = reply.take(chunk)
+    # Raised before anything is sent, an error still has its HTTP status.
+    reason = None if chunk.finish is None else reply.reason(chunk.finish)
     with_ids = bool(body.return_token_ids and chunk.tokens)
-    if chunk.text or chunk.logprobs or with_ids:
-        logprobs = job.names.chat(chunk.logprobs, job.top) if body.logprobs and chunk.logprobs else None
-        choices.append(
-            ChatChunkChoice(
-                chunk.index,
-                Delta(content=chunk.text),
-                logprobs,
-                token_ids=chunk.tokens if with_ids else UNSET,
-            )
-        )
+    if not deltas and (chunk.logprobs or with_ids):
+        deltas = [Delta(content="")]
+    choices = [ChatChunkChoice(chunk.index, delta) for delta in deltas]
+    if choices:
+        if body.logprobs and chunk.logprobs:
+            choices[0].logprobs = job.names.chat(chunk.logprobs, job.top)
+        choices[0].token_ids = chunk.tokens if with_ids else UNSET
     if chunk.finish is not None:
-        matched = chunk.finish.matched
-        choices.append(ChatChunkChoice(chunk.index, Delta(), None, reason, matched, matched))
+        matched, trouble = chunk.finish.matched, reply.trouble or UNSET
+        choices.append(ChatChunkChoice(chunk.index, Delta(), None, reason, matched, matched, parse_error=trouble))
     return choices
 
 

@@ -27,6 +27,7 @@ from bough.server.merge import Piece, run_prompts
 from bough.server.options import (
     Lengths,
     PromptIds,
+    about_request,
     at_least_one,
     default_max_tokens,
     encode_prompts,
@@ -34,6 +35,7 @@ from bough.server.options import (
     request_rids,
     sequence_rids,
     split_prompt,
+    truncated,
 )
 from bough.server.schema import UNSUPPORTED_COMPLETION, CompletionRequest, refuse_unsupported
 from bough.server.service import Service
@@ -102,6 +104,9 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     prompts = await encode_prompts(
         engine, service, given, add_special=body.add_special_tokens is not False, param="prompt"
     )
+    if body.truncate_prompt_tokens is not None:
+        # The text of a prompt that was cut is what its ids say.
+        prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
     options = [
         openai_options(service, engine, body, _lengths(service, body, prompt), rid)
@@ -109,8 +114,9 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     ]
     service.admit(call.flight, sequence_rids(options))
     envelope = Response(
-        id=response_id, object="text_completion", created=int(time.time()), model=service.model_name, choices=[]
-    )
+        id=response_id, object="text_completion", created=int(time.time()), model=service.model_name, choices=[],
+        **about_request(body, service.limits),
+    )  # fmt: skip
     names = TokenNames(engine.tokenizer, bool(body.return_tokens_as_token_ids))
     choices = [_Choice(i * n + j, prompt, not body.echo) for i, prompt in enumerate(prompts) for j in range(n)]
     job = _Job(call, body, prompts, options, envelope, names, choices)

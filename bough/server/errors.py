@@ -52,6 +52,22 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+class Unauthorized(BoughError):
+    """No key, or one that is not known (HTTP 401)."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(BoughError):
+    """The key is known, but not for this (HTTP 403)."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
 class ModelNotFound(BoughError):
     """The request names a model that is not served (HTTP 404)."""
 
@@ -61,9 +77,9 @@ class ModelNotFound(BoughError):
 
 
 class Aborted(BoughError):
-    """The request was aborted by an operator while it ran (HTTP 499)."""
+    """The request was aborted while it ran (HTTP 400, which clients neither retry nor wonder at)."""
 
-    status = 499
+    status = 400
     type = "aborted_error"
     code = "aborted"
 
@@ -98,7 +114,9 @@ def error_event(error: BoughError) -> bytes:
 
 
 def retry_headers(error: BoughError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` (whole seconds, at least 1) for the statuses that clients retry."""
+    """``Retry-After`` (whole seconds, at least 1) for the statuses that clients retry; how to send a key for 401."""
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
     if error.status not in (429, 503):
         return []
     seconds = getattr(error, "retry_after", 1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,9 +14,10 @@ from fastapi import Request
 from starlette.responses import Response
 
 from bough import __version__
+from bough.base.config import Config
 from bough.base.errors import InvalidRequest, Unavailable
 from bough.server.chat import render
-from bough.server.errors import ModelNotFound, encode_json
+from bough.server.errors import Forbidden, ModelNotFound, encode_json
 from bough.server.options import check_ids
 from bough.server.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from bough.server.service import Service
@@ -21,6 +25,20 @@ from bough.server.work import Call
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+FLUSH_PAUSE = 0.05
+"""Seconds between two attempts to empty the cache."""
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= 3600:
+        raise InvalidRequest("timeout must be a number of seconds in [0, 3600]", param="timeout")
+    return seconds
 
 
 def as_json(value: Any, status: int = 200) -> Response:
@@ -94,7 +112,7 @@ class Info:
         engine = service.engine
         hello = engine.client.hello if engine is not None else None
         stats = engine.client.stats if engine is not None else None
-        config = msgspec.to_builtins(service.config)
+        config = _shown(service.config)
         if hello is not None:
             config["schedule"] = msgspec.to_builtins(hello.schedule)
         limits = config.pop("limits")
@@ -118,13 +136,32 @@ class Info:
         return Response(self.service.metrics.render(), media_type=PROMETHEUS)
 
     async def flush_cache(self, request: Request) -> Response:
-        """Drop from the cache what no running sequence uses."""
+        """Drop from the cache what no running sequence uses; 400 where that is not all of it.
+
+        ``?timeout=`` waits that many seconds for the running sequences to end. As in SGLang, except that what
+        nobody uses is dropped in any case.
+        """
         if self.service.engine is None:
             raise Unavailable("the model is still loading", retry_after=2.0)
-        reply = await self.service.engine.client.control("flush_cache")
-        if not reply.ok:
-            raise InvalidRequest(reply.message or "the cache cannot be flushed now", code="cache_in_use")
-        return Response("Cache flushed.\n", media_type="text/plain")
+        deadline = time.monotonic() + _seconds(request.query_params.get("timeout", "0"))
+        while True:
+            reply = await self.service.engine.client.control("flush_cache")
+            kept = reply.info.get("kept")
+            if not kept:
+                return Response("Cache flushed.\n", media_type="text/plain")
+            if time.monotonic() >= deadline:
+                raise InvalidRequest(f"running sequences use {kept} tokens of the cache", code="cache_in_use")
+            await asyncio.sleep(FLUSH_PAUSE)
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """The configuration without what is secret."""
+    shown: dict[str, Any] = msgspec.to_builtins(config)
+    for section in dataclasses.fields(config):
+        for f in dataclasses.fields(getattr(config, section.name)):
+            if f.metadata.get("secret"):
+                del shown[section.name][f.name]
+    return shown
 
 
 async def tokenize(call: Call, body: TokenizeRequest) -> bytes:
@@ -178,9 +215,11 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> bytes:
 
 
 async def abort_request(call: Call, body: AbortRequest) -> bytes:
-    """Stop one request with all its sequences, or all requests; unknown ids are ignored."""
+    """Stop one request of the same tenant with all its sequences; operators may stop all. Unknown ids are ignored."""
     if body.abort_all:
+        if "admin" not in call.principal.scopes:
+            raise Forbidden("abort_all needs a key with the scope admin")
         return encode_json({"aborted": call.service.abort_all()})
     if not body.rid:
         raise InvalidRequest("rid or abort_all is needed", param="rid")
-    return encode_json({"aborted": call.service.abort(body.rid)})
+    return encode_json({"aborted": call.service.abort(body.rid, call.principal.tenant)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from bough.base.errors import InvalidRequest
@@ -35,10 +36,42 @@ def _normalise(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
+    message = _with_calls(message, where)
     content = message.get("content")
     if content is None and not (role == "assistant" and ("content" in message or message.get("tool_calls"))):
         raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
+    if (reasoning := message.get("reasoning")) is not None:  # as templates call it
+        message = {"reasoning_content": reasoning, **message}
     return {**message, "role": _ROLES[role], "content": "" if content is None else _text_only(content, where)}
+
+
+def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """``message`` with its calls checked, among them the single one of the older ``function_call``."""
+    if (old := message.get("function_call")) is not None:
+        message = {key: value for key, value in message.items() if key != "function_call"}
+        message["tool_calls"] = [{"id": "call_0", "type": "function", "function": old}]
+    calls = message.get("tool_calls")
+    if calls is None:
+        return message
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    for i, call in enumerate(calls):
+        at = f"{where}.tool_calls[{i}]"
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequest(f"{at} must be a function with a name", param=at)
+        if not _is_object(function.get("arguments")):
+            raise InvalidRequest(f"{at}.function.arguments must be the JSON of an object", param=f"{at}.function")
+    return message
+
+
+def _is_object(arguments: Any) -> bool:
+    if isinstance(arguments, str) and arguments.strip():
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return False
+    return isinstance(arguments, dict) or not arguments
 
 
 def _text_only(content: Any, where: str) -> str | list[dict[str, str]]:
@@ -57,19 +90,3 @@ def _text_only(content: Any, where: str) -> str | list[dict[str, str]]:
             raise InvalidRequest(f"{at} must be a part of type text", param=at)
         parts.append({"type": "text", "text": text})
     return parts
-
-
-def check_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> list[dict[str, Any]] | None:
-    """The tools for the template. Raises InvalidRequest for forced calls and for what is not a function."""
-    if choice not in (None, "auto", "none"):
-        if choice == "required" and not tools:
-            raise InvalidRequest("tool_choice is required, but there are no tools", param="tool_choice")
-        raise InvalidRequest(
-            "tool_choice other than auto and none is not supported yet by this version", param="tool_choice"
-        )
-    for i, tool in enumerate(tools or ()):
-        function = tool.get("function")
-        named = isinstance(function, dict) and isinstance(function.get("name"), str)
-        if tool.get("type") != "function" or not named:
-            raise InvalidRequest(f"tools[{i}] must be a function with a name", param=f"tools[{i}]")
-    return tools or None

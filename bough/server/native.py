@@ -174,6 +174,7 @@ def _options(
         timeout=timeout_of(body.timeout, service),
         rid=rid,
         constraint=native_constraint(sampling, service.limits),
+        interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
     )
     return options, silent
 

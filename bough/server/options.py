@@ -6,6 +6,7 @@ import math
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
@@ -135,6 +136,43 @@ class Lengths:
     logprob_start: int = 0
 
 
+def truncated(ids: list[int], body: Sampling, service: Service, max_tokens: int | None) -> list[int]:
+    """``ids`` cut to ``truncate_prompt_tokens``; -1 leaves room for ``max_tokens`` in the context. vLLM's field.
+
+    Raises InvalidRequest for other lengths below 1.
+    """
+    length = body.truncate_prompt_tokens
+    if length is None:
+        return ids
+    if length == -1:
+        length = max(1, service.hello.model.context_length - (max_tokens or 1))
+    if length < 1:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
+    return ids[:length] if body.truncation_side == "right" else ids[-length:]
+
+
+def check_metadata(metadata: dict[str, str] | None, limits: Limits) -> None:
+    """Raises InvalidRequest for more than OpenAI allows."""
+    most = limits.metadata, limits.metadata_key_chars, limits.metadata_value_chars
+    items = (metadata or {}).items()
+    if len(items) > most[0] or any(len(key) > most[1] or len(value) > most[2] for key, value in items):
+        raise InvalidRequest(
+            f"metadata may have {most[0]} entries with keys of {most[1]} and values of {most[2]} characters",
+            param="metadata",
+        )
+
+
+def about_request(body: Sampling, limits: Limits) -> dict[str, Any]:
+    """What an answer repeats of its request: its metadata, and the service tier in which it was served."""
+    check_metadata(body.metadata, limits)
+    about: dict[str, Any] = {}
+    if body.metadata is not None:
+        about["metadata"] = body.metadata
+    if body.service_tier is not None:
+        about["service_tier"] = "default"
+    return about
+
+
 def openai_options(
     service: Service, engine: AsyncEngine, body: Sampling, lengths: Lengths, rid: str
 ) -> GenerateOptions:
@@ -172,6 +210,7 @@ def openai_options(
         timeout=timeout_of(body.timeout, service),
         rid=rid,
         constraint=constraint_of(body, service.limits),
+        interval=at_least_one("stream_interval", body.stream_interval, service.limits.stream_buffer_tokens),
     )
 
 

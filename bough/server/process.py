@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import ssl
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from starlette.types import ASGIApp
 
 from bough.base import log
 from bough.base.config import Config
-from bough.base.errors import BoughError
+from bough.base.errors import BoughError, ConfigError
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.launch import Launch
 from bough.server.app import create_app
@@ -41,8 +44,9 @@ class Server(uvicorn.Server):
         yield
 
 
-def make_server(app: ASGIApp, config: Config) -> Server:
-    """A server for ``app`` that enforces ``config.limits`` on the head of each request."""
+def make_server(app: ASGIApp, config: Config, *, tls: bool = True) -> Server:
+    """A server for ``app`` that enforces ``config.limits`` on the head of each request, with TLS where configured."""
+    serve = config.serve
     return Server(
         uvicorn.Config(
             app,
@@ -59,6 +63,8 @@ def make_server(app: ASGIApp, config: Config) -> Server:
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=CLOSE_SECONDS,
+            ssl_certfile=serve.tls_cert if tls else None,
+            ssl_keyfile=serve.tls_key if tls else None,
         )
     )
 
@@ -68,7 +74,9 @@ async def serve(launch: Launch, listener: socket.socket) -> int:
     config = launch.config
     check_config(config)
     service = Service(config)
-    server = make_server(create_app(service), config)
+    app = create_app(service)
+    server = load(make_server(app, config))
+    operators = make_server(app, config, tls=False)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     fast = asyncio.Event()
@@ -80,6 +88,7 @@ async def serve(launch: Launch, listener: socket.socket) -> int:
         loop.add_signal_handler(number, on_signal)
     # Connections that uvicorn takes before the engine is there are told that it is loading.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    operating = asyncio.create_task(operate(operators, config.serve.admin_socket))
     watching = asyncio.create_task(service.watch())
     attaching = asyncio.create_task(_attach(service, launch))
     stopping = asyncio.create_task(stop.wait())
@@ -95,14 +104,47 @@ async def serve(launch: Launch, listener: socket.socket) -> int:
     draining = asyncio.create_task(service.drain(config.serve.grace))
     hurrying = asyncio.create_task(fast.wait())
     await asyncio.wait({draining, hurrying}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    server.force_exit = fast.is_set()
-    await serving
+    for one in (server, operators):
+        one.should_exit = True
+        one.force_exit = fast.is_set()
+    await asyncio.gather(serving, operating)
     for task in (watching, attaching, stopping, draining, hurrying):
         task.cancel()
     if service.engine is not None:
         await service.engine.close()
     return code
+
+
+def load(server: Server) -> Server:
+    """``server`` with its certificate read. Raises ConfigError where that is impossible."""
+    try:
+        server.config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the certificate or its key cannot be read: {error.strerror or error}") from None
+    return server
+
+
+async def operate(server: Server, path: str | None) -> None:
+    """Answer on the operators' Unix socket, which only the server's user may connect to, until told to exit."""
+    if path is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError as error:
+            logger.error("the operators' socket %s cannot be made: %s", path, error.strerror)
+            return
+        finally:
+            os.umask(before)
+        listener.listen(BACKLOG)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            os.unlink(path)
 
 
 async def _attach(service: Service, launch: Launch) -> int:
@@ -120,7 +162,7 @@ def announce(service: Service, listener: socket.socket) -> None:
     """Print where the server is and a request that works."""
     host, port = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-    url = f"http://{name}:{port}"
+    url = f"http{'s' if service.config.serve.tls_cert else ''}://{name}:{port}"
     body = f'{{"model": "{service.model_name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
     sys.stdout.write(
         f"\nbough serves {service.model_name} at {url}/v1\n\n"

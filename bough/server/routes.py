@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,8 @@ import msgspec
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import Response
+from starlette.types import Receive, Send
+from starlette.types import Scope as Connection
 
 from bough.base.errors import ConfigError
 
@@ -17,6 +20,10 @@ Scope = Literal["public", "user", "admin"]
 """public: probes and metrics; user: anyone who may generate; admin: whoever operates the server."""
 
 SCOPES = ("public", "user", "admin")
+
+
+Guard = Callable[[Connection, Scope], object]
+"""Says who is asking on a connection for a route of a scope; raises what refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +38,31 @@ class RouteSpec:
 
 
 class ScopedRoute(APIRoute):
-    """A route that knows who may use it."""
+    """A route that knows who may use it and lets nobody else through, whatever the method."""
 
     scope: Scope
+    guard: Guard
+
+    async def handle(self, scope: Connection, receive: Receive, send: Send) -> None:
+        scope["state"]["principal"] = self.guard(scope, self.scope)
+        await super().handle(scope, receive, send)
 
 
-def install(app: FastAPI, specs: Sequence[RouteSpec]) -> None:
+def install(app: FastAPI, specs: Sequence[RouteSpec], guard: Guard) -> None:
     """Add all routes to ``app``, check the whole of it, and complete its OpenAPI document."""
     schemas: dict[str, Any] = {}
     for spec in specs:
         for path in spec.paths:
             for method in spec.methods:
-                extra = None if spec.body is None else {"requestBody": _request_body(spec.body, schemas)}
+                extra: dict[str, Any] = {"parameters": _path_parameters(path)}
+                if spec.body is not None:
+                    extra["requestBody"] = _request_body(spec.body, schemas)
                 route = ScopedRoute(
                     path, spec.endpoint, methods=[method], response_model=None, openapi_extra=extra,
                     operation_id=f"{method.lower()}{path}",
                 )  # fmt: skip
                 route.scope = spec.scope
+                route.guard = guard
                 app.router.routes.append(route)
     check_scopes(app)
     document = app.openapi()
@@ -59,6 +74,12 @@ def check_scopes(app: FastAPI) -> None:
     for route in app.router.routes:
         if getattr(route, "scope", None) not in SCOPES:
             raise ConfigError(f"the route {getattr(route, 'path', route)!r} declares no scope")
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    """The OpenAPI entries of the names in ``path``."""
+    names = re.findall(r"\{(\w+)(?::\w+)?\}", path)
+    return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
 def _request_body(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

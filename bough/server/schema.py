@@ -7,7 +7,7 @@ default; the defaults of sampling are OpenAI's (temperature 1, top_p 1, no top_k
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ Prompt = str | list[int | str | list[int]]
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Unsupported(msgspec.Struct, kw_only=True):
@@ -36,7 +37,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     watermark: Any = None
     watermarking: Any = None
     thinking_token_budget: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     repetition_detection: Any = None
     return_hidden_states: Any = None
@@ -100,14 +100,18 @@ class Sampling(Constrained, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
     allowed_token_ids: Tokens | None = None
     bad_words: list[str] | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: Tokens | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
     timeout: float | None = None
     priority: int | None = None
     rid: str | list[str] | None = None
@@ -115,6 +119,9 @@ class Sampling(Constrained, kw_only=True):
     cache_salt: str | None = None
     extra_key: str | None = None
     echo: bool | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
 
 class CompletionRequest(Sampling, kw_only=True):
@@ -137,18 +144,30 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    input_ids: Tokens | None = None
+    reasoning_effort: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    store: bool | None = None
+    prediction: dict[str, Any] | None = None
     audio: Any = None
     modalities: list[str] | None = None
-    functions: Any = None
-    function_call: Any = None
     web_search_options: Any = None
     moderation: Any = None
-    documents: Any = None
     chat_template: Any = None
-    input_ids: Any = None
 
 
 class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -238,6 +257,21 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
 
 
+class ParseCallsRequest(msgspec.Struct, kw_only=True):
+    """POST /parse_function_call: tool calls in a text that was generated elsewhere."""
+
+    text: str
+    tools: list[dict[str, Any]] = []
+    tool_call_parser: str | None = None
+
+
+class SeparateReasoningRequest(msgspec.Struct, kw_only=True):
+    """POST /separate_reasoning: the reasoning in a text that was generated elsewhere."""
+
+    text: str
+    reasoning_parser: str | None = None
+
+
 class AbortRequest(msgspec.Struct, kw_only=True):
     """POST /abort_request."""
 
@@ -254,14 +288,9 @@ UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
 UNSUPPORTED_CHAT = (
     *UNSUPPORTED,
     "audio",
-    "functions",
-    "function_call",
     "web_search_options",
     "moderation",
-    "documents",
     "chat_template",
-    "input_ids",
-    "echo",
 )
 UNSUPPORTED_NATIVE_SAMPLING = ("custom_params", "beam_width")
 UNSUPPORTED_NATIVE = (
@@ -280,11 +309,22 @@ UNSUPPORTED_NATIVE = (
 )
 
 
+REASONS = {
+    "suffix": "this server continues text and does not insert into it",
+    "prompt_embeds": "prompts are text or token ids",
+    "audio": "this server generates text only",
+    "web_search_options": "this server has no access to the web",
+    "moderation": "this server has no moderation model",
+    "chat_template": "templates of clients are not run; chat_template_kwargs sets what the model's own template reads",
+}
+
+
 def refuse_unsupported(body: object, names: tuple[str, ...]) -> None:
     """Raises InvalidRequest naming the first of ``names`` that is set."""
     for name in names:
         if getattr(body, name):
-            raise InvalidRequest(f"{name} is not supported yet by this version", param=name)
+            reason = f": {REASONS[name]}" if name in REASONS else " yet by this version"
+            raise InvalidRequest(f"{name} is not supported{reason}", param=name)
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

@@ -8,16 +8,19 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from bough.base.limits import Limits
 from bough.base.messages import Hello, Stats
 from bough.engine.async_engine import AsyncEngine
+from bough.engine.generation import tenant_rid
 from bough.server.errors import ModelNotFound
 from bough.server.metrics import Metrics
+from bough.text.formats import AnswerFormat, find_reasoning, find_tools
 
 logger = logging.getLogger("bough.server")
 
@@ -46,6 +49,7 @@ class Flight:
 
     request_id: str
     abort_connection: Callable[[], None] | None = None
+    tenant: str = ""
     rids: list[str] = field(default_factory=list)
     blocked_since: float | None = None
 
@@ -57,10 +61,14 @@ class Service:
         self.config = config
         self.metrics = Metrics(self)
         self.engine: AsyncEngine | None = None
+        self.form = AnswerFormat(None, None)
         self.failure: str | None = None
         self.draining = False
         self.created = int(time.time())
         self.started = time.monotonic()
+        self.on_start: list[Callable[[], object]] = []
+        """Called when the server starts to run, on its event loop."""
+        self._resumable: set[asyncio.Task[None]] = set()
         self._flights: dict[Flight, None] = {}
         self._rids: dict[str, Flight] = {}
         self._sequences = 0
@@ -76,6 +84,11 @@ class Service:
     def attach(self, engine: AsyncEngine) -> None:
         """The engine is ready: serve with it."""
         self.engine = engine
+        template = "" if engine.template is None else engine.template.source
+        serve = self.config.serve
+        self.form = AnswerFormat(
+            find_tools(serve.tool_parser, template), find_reasoning(serve.reasoning_parser, template)
+        )
         self._attached_at = self._progress_at = time.monotonic()
         self._longest_step = math.inf
         engine.client.on_stats = self._on_heartbeat
@@ -125,9 +138,11 @@ class Service:
         return self._sequences
 
     @contextlib.contextmanager
-    def flight(self, request_id: str, abort_connection: Callable[[], None] | None) -> Iterator[Flight]:
+    def flight(
+        self, request_id: str, abort_connection: Callable[[], None] | None = None, tenant: str = ""
+    ) -> Iterator[Flight]:
         """Account for one request from its first byte of work to its last."""
-        flight = Flight(request_id, abort_connection)
+        flight = Flight(request_id, abort_connection, tenant)
         self._flights[flight] = None
         try:
             yield flight
@@ -148,18 +163,20 @@ class Service:
         for rid in rids:
             if not 0 < len(rid) <= self.limits.rid_chars:
                 raise InvalidRequest(f"rid must have 1 to {self.limits.rid_chars} characters", param="rid")
-            if rid in self._rids:
+            if tenant_rid(flight.tenant, rid) in self._rids:
                 raise InvalidRequest(f"a request with the rid {rid!r} is in flight", param="rid", code="duplicate_rid")
         if len(set(rids)) != len(rids):
             raise InvalidRequest("the rids of a batch must differ", param="rid", code="duplicate_rid")
-        flight.rids += rids
-        self._sequences += len(rids)
-        for rid in rids:
+        taken = [tenant_rid(flight.tenant, rid) for rid in rids]
+        flight.rids += taken
+        self._sequences += len(taken)
+        for rid in taken:
             self._rids[rid] = flight
 
-    def abort(self, rid: str) -> int:
+    def abort(self, rid: str, tenant: str = "") -> int:
         """Abort the request ``rid`` with all its prompts and sequences; the number of sequences told to stop."""
-        rids = [r for r in self._rids if r.startswith(rid) and _SUFFIX.fullmatch(r, len(rid))]
+        name = tenant_rid(tenant, rid)
+        rids = [r for r in self._rids if r.startswith(name) and _SUFFIX.fullmatch(r, len(name))]
         if rids and self.engine is not None:
             self.engine.client.abort(rids)
         return len(rids)
@@ -169,6 +186,13 @@ class Service:
         if rids and self.engine is not None:
             self.engine.client.abort(rids)
         return len(rids)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` that belongs to no connection; it is cancelled when the server drains, and resumes later."""
+        task = asyncio.create_task(work)
+        self._resumable.add(task)
+        task.add_done_callback(self._resumable.discard)
+        return task
 
     # Readiness: proof of progress, answered from memory
 
@@ -205,6 +229,8 @@ class Service:
 
     async def watch(self) -> None:
         """Follow the engine's progress and drop clients that stopped reading, for as long as the server runs."""
+        for start in self.on_start:
+            start()
         while True:
             self._follow_progress()
             now = time.monotonic()
@@ -228,6 +254,8 @@ class Service:
     async def drain(self, grace: float) -> None:
         """Refuse new work, give what runs ``grace`` seconds, then end it with an error event."""
         self.draining = True
+        for task in self._resumable:
+            task.cancel()
         deadline = time.monotonic() + grace
         logger.info("draining: %d requests in flight, %.0f s at most", len(self._flights), grace)
         while self._flights and time.monotonic() < deadline:
@@ -245,7 +273,11 @@ def check_config(config: Config) -> None:
     serve = config.serve
     if not (math.isfinite(serve.grace) and serve.grace >= 0):
         raise ConfigError(f"the grace must be a number of seconds that is not negative, not {serve.grace:g}")
+    find_tools(serve.tool_parser, "")
+    find_reasoning(serve.reasoning_parser, "")
     if not serve.stall_timeout > 0:
         raise ConfigError(f"the stall timeout must be positive, not {serve.stall_timeout:g}")
+    if (serve.tls_cert is None) != (serve.tls_key is None):
+        raise ConfigError("HTTPS needs both a certificate and its key: --tls-cert and --tls-key")
     if serve.request_timeout is not None and not serve.request_timeout > 0:
         raise ConfigError(f"the request timeout must be positive, not {serve.request_timeout:g}")

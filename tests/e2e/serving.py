@@ -110,9 +110,11 @@ class Server:
 def running(*arguments: str, command: Sequence[str] = SERVE, cwd: Path | None = None) -> Iterator[Server]:
     """``bough serve`` with ``arguments`` on a port of its own choice, from the announcement of its address on."""
     with tempfile.TemporaryDirectory(prefix="bough-e2e-") as folder, tempfile.TemporaryFile("w+") as errors:
+        runtime = Path(folder) / "run"
+        runtime.mkdir()
         process = subprocess.Popen(
-            [*command, "--port", "0", *arguments], env=environment(Path(folder)), stdout=subprocess.PIPE,
-            stderr=errors, text=True, cwd=cwd,
+            [*command, "--port", "0", "--files", f"{folder}/files", *arguments], env=environment(runtime),
+            stdout=subprocess.PIPE, stderr=errors, text=True, cwd=cwd,
         )  # fmt: skip
         try:
             found = None
@@ -122,7 +124,7 @@ def running(*arguments: str, command: Sequence[str] = SERVE, cwd: Path | None = 
             if found is None:
                 errors.seek(0)
                 raise AssertionError(f"the server did not start: {errors.read()[-2000:]}")
-            yield Server(process, found["url"], int(found["port"]), found["model"], Path(folder))
+            yield Server(process, found["url"], int(found["port"]), found["model"], runtime)
         finally:
             if process.poll() is None:
                 process.terminate()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import openai
 import pytest
 
-from .serving import Server
+from .serving import Server, wait_for
 
 GREEDY = {"ignore_eos": True}
 
@@ -145,6 +146,9 @@ def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as hot:
         client.completions.create(model="tiny", prompt="a", temperature=-1)
     assert hot.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as pattern:  # which only the engine compiles
+        client.completions.create(model="tiny", prompt="a", extra_body={"stop_regex": "(("})
+    assert pattern.value.param == "stop_regex"
 
 
 def test_models(client: openai.OpenAI) -> None:
@@ -174,3 +178,34 @@ def test_the_asynchronous_client(served: Server) -> None:
             assert len(completion.choices) == 2
 
     asyncio.run(main())
+
+
+def test_a_response_is_kept_and_continued(client: openai.OpenAI) -> None:
+    first = client.responses.create(
+        model="tiny", input="the cat", max_output_tokens=20, temperature=0, extra_body=GREEDY
+    )
+    assert first.status == "incomplete" and first.usage is not None and first.usage.output_tokens == 20
+    with client.responses.stream(
+        model="tiny", input="the cat", max_output_tokens=20, temperature=0, extra_body=GREEDY
+    ) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+    assert text == first.output_text == client.responses.retrieve(first.id).output_text
+    second = client.responses.create(
+        model="tiny", input="again", previous_response_id=first.id, max_output_tokens=5, temperature=0
+    )
+    assert second.usage is not None
+    # The first turn comes from the cache, but for the end of its prompt and what was cut off behind its text.
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 5
+
+
+def test_a_batch(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model="tiny", prompt="the mat", max_tokens=8, temperature=0, extra_body=GREEDY)
+    body = {"model": "tiny", "prompt": "the mat", "max_tokens": 8, "temperature": 0, **GREEDY}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    file = client.files.create(file=json.dumps(line).encode(), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+    output = client.batches.retrieve(batch.id).output_file_id
+    assert output is not None
+    answer = json.loads(client.files.content(output).text)["response"]["body"]
+    assert answer["choices"][0]["text"] == whole.choices[0].text

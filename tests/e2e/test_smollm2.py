@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import openai
+import pydantic
 import pytest
 
 from bough.weights.embedded import BYTES, FILE, PACKAGE, VERSION, cache_folder
@@ -46,6 +47,25 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
     assert details is not None and details.cached_tokens is not None
     # The whole first turn, its answer included, is known.
     assert details.cached_tokens >= first.usage.total_tokens - 2
+
+
+class GetWeather(pydantic.BaseModel):
+    city: str
+
+
+def test_a_forced_call(client: openai.OpenAI) -> None:
+    pytest.importorskip("bough.grammar.llguidance")
+    answer = client.chat.completions.parse(
+        model="default",
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}],
+        tools=[openai.pydantic_function_tool(GetWeather, name="get_weather", description="The weather in a city.")],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        temperature=0,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert answer.choices[0].finish_reason == "tool_calls" and call.function.name == "get_weather"
+    assert call.function.parsed_arguments == GetWeather(city="Paris")
 
 
 def test_many_ask_at_once(default: Server, client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import json
 import pytest
 
 from bough.base.constraint import Constraint
@@ -115,9 +116,9 @@ def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
         (Constraint(kind="choice", text='["a", 1]'), "strings"),
         (Constraint(kind="choice", text='"abc"'), "strings"),
         (Constraint(kind="choice", text=str(["a"] * 30_000).replace("'", '"')), "choice has 30000"),
-        (Constraint(kind="json_schema", text='{"enum": %s}' % list(range(30_000))), "enum has 30000"),
+        (Constraint(kind="json_schema", text=f'{{"enum": {list(range(30_000))}}}'), "enum has 30000"),
         (
-            Constraint(kind="json_schema", text='{"properties": {%s}}' % ",".join(f'"{i}":{{}}' for i in range(2000))),
+            Constraint(kind="json_schema", text=json.dumps({"properties": dict.fromkeys(map(str, range(2000)), {})})),
             "properties has 2000",
         ),
     ],

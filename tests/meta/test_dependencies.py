@@ -61,8 +61,8 @@ def test_every_import_is_a_dependency_or_an_extra() -> None:
 
 
 def test_every_dependency_is_used() -> None:
-    # The server's speed-ups are used by uvicorn, by name.
-    used = set(third_party(runtime=False)) | {"uvloop", "httptools"}
+    # The server's speed-ups are used by uvicorn, by name, and the reader of forms by starlette.
+    used = set(third_party(runtime=False)) | {"uvloop", "httptools", "python_multipart"}
     assert not modules_of(distributions(PROJECT["dependencies"])) - used
 
 

@@ -301,7 +301,8 @@ class LifeMachine(RuleBasedStateMachine):
             return 400
         statuses = Counter(client.req.status for client in self.live.values())
         suspects = len(self.scheduler._planner.suspects)
-        waiting = [client.req for client in self.live.values() if client.req.status is Status.WAITING]
+        held_up = (Status.WAITING, Status.GATED)
+        waiting = [client.req for client in self.live.values() if client.req.status in held_up]
         tokens = sum(len(r.ids) for r in waiting if r not in self.scheduler._planner.suspects)
         if statuses[Status.GATED] + statuses[Status.WAITING] - suspects >= self.limits.queue_requests:
             return 429

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
+import tempfile
 import threading
 import time
 import zlib
@@ -117,7 +118,8 @@ class ScriptedClient(StreamClient):
         step_seconds: pause between steps.
         frozen: no steps and no heartbeats, as in an engine that hangs.
         waiting_limit: with this many sequences, further ones are refused as the real queue refuses them.
-        faults: rid -> finish that ends it at its third token.
+        faults: rid -> finish that ends it at its third token; ``fault_next`` is for the next request, whatever its rid.
+        answers: rid -> text that it generates, in place of what its prompt says; ``answer_next`` as above.
         aborted: rids that were aborted, in order.
     """
 
@@ -128,6 +130,9 @@ class ScriptedClient(StreamClient):
         self.frozen = False
         self.waiting_limit = 1 << 30
         self.faults: dict[str, Finish] = {}
+        self.fault_next: Finish | None = None
+        self.answers: dict[str, str] = {}
+        self.answer_next: str | None = None
         self.aborted: list[str] = []
         self.seen: list[Request] = []
         self._names: list[str] = []
@@ -173,15 +178,18 @@ class ScriptedClient(StreamClient):
             for rid in message.rids:
                 self._abort(rid)
         elif isinstance(message, Control):
-            busy = message.op == "flush_cache" and bool(self.running)
-            if not busy:
-                self._prompts.clear()
-            reply = ControlReply(message.id, not busy, "sequences are running" if busy else "")
+            self._prompts.clear()
+            kept = sum(len(s.prompt) + len(s.tokens) for s in self.running.values())
+            reply = ControlReply(message.id, True, info={"kept": kept})
             asyncio.get_running_loop().call_soon(self._dispatch, reply)
         return True
 
     def _admit(self, request: Request) -> None:
         name = self._names.pop(0)  # the client numbers what it sends by itself
+        if self.fault_next is not None:
+            self.faults[name], self.fault_next = self.fault_next, None
+        if self.answer_next is not None:
+            self.answers[name], self.answer_next = self.answer_next, None
         prompt = request.prompt.tolist()
         if len(self.running) >= self.waiting_limit:
             finish = Finish("error", message="the queue is full", status=429)
@@ -226,6 +234,9 @@ class ScriptedClient(StreamClient):
         if n == 2 and (fault := self.faults.get(s.name)) is not None:
             return self._end(s, [], fault, prompt_logprobs)
         token = script(s.prompt, p.seed, n)
+        if (answer := self.answers.get(s.name)) is not None:
+            ids = make_tokenizer().encode(answer, add_special=False)
+            token = ids[n] if n < len(ids) else make_tokenizer().eos_ids[0]
         s.tokens.append(token)
         self._generated += 1
         finish = None
@@ -317,7 +328,8 @@ class Running:
 @contextmanager
 def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve: Any) -> Iterator[Running]:
     """Serve on a free port of the loopback until the block ends."""
-    config = make_config(**serve)
+    folder = tempfile.TemporaryDirectory(prefix="bough-files-")
+    config = make_config(**{"files": folder.name, **serve})
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     port = listener.getsockname()[1]
     ready = threading.Event()
@@ -362,6 +374,7 @@ def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve:
         box[0].loop.call_soon_threadsafe(stop[0])
         worker.join(10)
         listener.close()
+        folder.cleanup()
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> float:

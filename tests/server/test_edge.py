@@ -158,7 +158,7 @@ def test_every_route_has_a_scope() -> None:
         "/health", "/livez", "/readyz", "/health_generate", "/metrics",
     }  # fmt: skip
     assert {path for (_, path), scope in scopes.items() if scope == "admin"} == {
-        "/abort_request", "/flush_cache", "/server_info", "/get_server_info",
+        "/flush_cache", "/server_info", "/get_server_info",
     }  # fmt: skip
 
 

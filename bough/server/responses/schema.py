@@ -1,0 +1,79 @@
+"""The body of POST /v1/responses. Fields that share their name with chat completions mean the same there."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+class Reasoning(msgspec.Struct, kw_only=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class TextConfig(msgspec.Struct, kw_only=True):
+    format: dict[str, Any] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/responses."""
+
+    input: str | list[dict[str, Any]]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    access_programs: Any = None
+    image: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    # As SGLang and vLLM extend it
+    seed: int | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+    timeout: float | None = None
+
+
+UNSUPPORTED_RESPONSES = ("conversation", "prompt", "context_management", "moderation")
+INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
+SAME_IN_CHAT = (
+    "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "service_tier", "user", "safety_identifier",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "seed", "top_k", "min_p",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "ignore_eos", "chat_template_kwargs",
+    "priority", "cache_salt", "extra_key", "timeout",
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""Responses that are kept: in memory, for a while, in a bounded number of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from bough.base.errors import NotFound
+from bough.base.limits import Limits
+from bough.server.errors import encode_json
+from bough.server.responses.translate import Item
+
+RUNNING = ("queued", "in_progress")
+
+
+class EventLog:
+    """The events of a background response, for readers that come and go."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self.bytes = 0
+        self._over = False
+        self._news = asyncio.Event()
+
+    def add(self, events: list[bytes]) -> None:
+        self._events += events
+        self.bytes += sum(map(len, events))
+        self._wake()
+
+    def close(self) -> None:
+        self._over = True
+        self._wake()
+
+    async def read(self, after: int) -> AsyncGenerator[bytes, None]:
+        """Events with sequence numbers above ``after``, as they come, to the last."""
+        position = max(0, after + 1)
+        while True:
+            news = self._news
+            if position < len(self._events):
+                fresh = self._events[position:]
+                position += len(fresh)
+                yield b"".join(fresh)
+            elif self._over:
+                return
+            else:
+                await news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+@dataclass(slots=True)
+class Stored:
+    """A response, the items that it answers (those of the responses before it included), and its background work."""
+
+    response: dict[str, Any]
+    tenant: str
+    history: list[Item]
+    own: list[Item]
+    stored_at: float
+    bytes: int = 0
+    log: EventLog | None = None
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def running(self) -> bool:
+        return self.response["status"] in RUNNING
+
+    @property
+    def conversation(self) -> list[Item]:
+        """All items up to and with what was generated: what a next response continues."""
+        return [*self.history, *self.own, *self.response["output"]]
+
+
+class ResponseStore:
+    """Keeps what clients may come back for. Past its bounds the oldest that do not run are forgotten first."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._stored: dict[str, Stored] = {}
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def running(self) -> int:
+        return sum(stored.running for stored in self._stored.values())
+
+    def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> Stored:
+        stored = Stored(response, tenant, history, own, self._clock())
+        self._stored[response["id"]] = stored
+        self.resize(stored)
+        return stored
+
+    def resize(self, stored: Stored) -> None:
+        """Count ``stored`` anew, which has changed, and forget what is beyond the bounds."""
+        if self._stored.get(stored.response["id"]) is not stored:
+            return  # forgotten while it grew
+        self._bytes -= stored.bytes
+        stored.bytes = len(encode_json((stored.response, stored.history, stored.own)))
+        stored.bytes += 0 if stored.log is None else stored.log.bytes
+        self._bytes += stored.bytes
+        self._sweep()
+
+    def get(self, response_id: str, tenant: str) -> Stored:
+        """Raises NotFound for what is not there, no longer there, or another tenant's."""
+        self._sweep()
+        stored = self._stored.get(response_id)
+        if stored is None or stored.tenant != tenant:
+            raise NotFound(f"Response with id '{response_id[:256]}' not found.")
+        return stored
+
+    def remove(self, stored: Stored) -> None:
+        if self._stored.pop(stored.response["id"], None) is not None:
+            self._bytes -= stored.bytes
+
+    def _sweep(self) -> None:
+        oldest = self._clock() - self._limits.responses_seconds
+        for stored in list(self._stored.values()):
+            if stored.stored_at > oldest and self._bytes <= self._limits.responses_bytes:
+                break
+            if not stored.running:
+                self.remove(stored)

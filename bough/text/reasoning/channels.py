@@ -1,0 +1,101 @@
+"""The channels of gpt-oss: an answer is a sequence of messages, each with a channel and perhaps a recipient.
+
+What is on the channel ``analysis`` is reasoning, what is for a function is a tool call, the rest is the answer. Where
+header and recipient of a call stand differs from call to call; here they are brought into the one form that the tool
+parser reads (https://github.com/openai/harmony describes the format).
+"""
+
+from __future__ import annotations
+
+import re
+
+from bough.text.events import Content, Event, Reasoning
+from bough.text.reader import Parse, Reader, Sink, literals
+
+_HEADERS = ("<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_RECIPIENT = re.compile(r"\bto=([\w./-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_NOBODY = frozenset(("assistant", "user", "all"))
+
+
+class ChannelSplitter:
+    """Splitter of one answer; calls come out as content in the form of the family ``gpt-oss``.
+
+    Attributes:
+        n_bytes: how much of the text, in UTF-8, was reasoning and its marks.
+    """
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._events: list[Event] = []
+        self._last: type[Event] | None = None
+        self._running = self._run()
+        self.n_bytes = 0
+
+    def push(self, text: str) -> list[Event]:
+        """Take a further piece of the text; what became certain with it."""
+        self._reader.push(text)
+        next(self._running, None)
+        events, self._events = self._events, []
+        return events
+
+    def finish(self) -> list[Event]:
+        """The text has ended; the rest of what it says."""
+        self._reader.ended = True
+        return self.push("")
+
+    def _run(self) -> Parse:
+        bodies = literals(*_HEADERS, *_ENDS)
+        sink: Sink = self._on_content
+        while True:
+            found = yield from self._reader.until(bodies, sink)
+            if found is None:
+                return
+            if found in _HEADERS:
+                header = [found]
+                end = yield from self._reader.until(literals("<|message|>", *_ENDS), header.append)
+                if end != "<|message|>":
+                    self._events.append(Content("".join((*header, end or ""))))
+                    continue
+                sink = self._message("".join(header))
+            else:
+                if sink == self._on_call:
+                    self._events.append(Content("<|call|>"))
+                elif sink == self._on_reasoning:
+                    self._count(found)
+                sink = self._on_content
+
+    def _message(self, header: str) -> Sink:
+        """What takes the body of the message behind ``header``."""
+        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if recipient is not None and recipient[1] not in _NOBODY:
+            name = recipient[1].removeprefix("functions.")
+            self._last = None
+            self._events.append(Content(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"))
+            return self._on_call
+        if channel is not None and channel[1] == "analysis":
+            self._count(header + "<|message|>")
+            self._separate(Reasoning)
+            return self._on_reasoning
+        self._separate(Content)
+        return self._on_content
+
+    def _separate(self, kind: type[Reasoning] | type[Content]) -> None:
+        """Messages of one kind that follow each other are lines of one text."""
+        if self._last is kind:
+            self._events.append(kind("\n"))
+        self._last = kind
+
+    def _count(self, text: str) -> None:
+        self.n_bytes += len(text.encode("utf-8", "surrogatepass"))
+
+    def _on_reasoning(self, text: str) -> None:
+        self._count(text)
+        self._events.append(Reasoning(text))
+
+    def _on_content(self, text: str) -> None:
+        self._events.append(Content(text))
+
+    def _on_call(self, text: str) -> None:
+        self._events.append(Content(text))

@@ -1,0 +1,275 @@
+"""What a family's description says about the answers that are allowed: constraints for the engine.
+
+An answer that must be a call is a grammar in Lark's notation, as llguidance reads it
+(https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md); an answer that may have calls is free text with
+structural tags.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bough.base.constraint import Constraint
+from bough.text.reasoning.families import ReasoningFormat
+from bough.text.tools.format import Arguments, Envelope, Family, Name, Parameters, Part, Serial
+from bough.text.tools.values import Notation, text_value
+
+Schema = Mapping[str, Any]
+
+_SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_LINE_ENDS = re.compile(r"^(\n+)")
+_TEXT = "TEXT: /(?s:.*)/"
+_REFERENCES = ("$defs", "definitions")
+
+
+class CallGrammar:
+    """Grammar of answers that are calls.
+
+    Args:
+        family: how the model writes calls.
+        special: texts and ids of the tokenizer's special tokens, which are no text to a grammar.
+    """
+
+    def __init__(self, family: Family, special: Mapping[str, int]) -> None:
+        self._form = family.formats[0]
+        self._special = special
+        found = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+        self._cut = re.compile(f"({found})") if found else None
+        self._rules: list[str] = []
+
+    def constraint(
+        self,
+        tools: Mapping[str, Schema],
+        *,
+        parallel: bool,
+        thinking: ReasoningFormat | None = None,
+        otherwise: Constraint | None = None,
+    ) -> Constraint:
+        """The answer is one call of ``tools``, or several where ``parallel``.
+
+        With ``thinking`` it may begin with reasoning; in place of calls, it may be the JSON that ``otherwise`` (of
+        kind json_schema or json_object) says.
+        """
+        self._rules = []
+        calls = [f"call_{i}" for i in range(len(tools))]
+        for rule, (name, schema) in zip(calls, tools.items(), strict=True):
+            self._rule(rule, *(item for part in self._form.call for item in self._part(part, name, schema)))
+        self._rule("call", " | ".join(calls))
+        start = self._sections(parallel)
+        if otherwise is not None:
+            schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
+            bare = self._either(tools, schema)
+            start = f"({start} | {embedded(schema)})" if bare is None else bare
+        if thinking is not None:
+            self._rule("thinking", *self._thinking(thinking))
+            start = f"thinking? {start}"
+        grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
+        return Constraint(kind="grammar", text=grammar)
+
+    def tags(self, tools: Mapping[str, Schema], *, parallel: bool) -> Constraint | None:
+        """The answer is free, but every call in it keeps to the schema of its tool.
+
+        None where calls cannot be told from free text by how they begin.
+        """
+        if not self._form.trigger:
+            return None
+        structures = [self._structure(name, schema) for name, schema in tools.items()]
+        text: dict[str, Any] = {"structures": structures, "triggers": [self._form.trigger]}
+        if not parallel:
+            text["stop_after_first"] = True
+        return Constraint(kind="structural_tag", text=json.dumps(text, ensure_ascii=False))
+
+    def _structure(self, name: str, schema: Schema) -> dict[str, Any]:
+        """One call of the tool ``name``, in a section of its own, as a structural tag."""
+        form = self._form
+        begin, end = form.opens.lstrip() + form.brackets[0], form.brackets[1] + form.closes
+        body: dict[str, Any] | None = None
+        for part in form.call:
+            text = ""
+            match part:
+                case str():
+                    text = part
+                case Name():
+                    text = name
+                case Serial():
+                    text = "0"
+                case Envelope(key):
+                    begin += _envelope_head(name, key)
+                    body, end = {"schema": dict(schema)}, "}" + end
+                case Arguments(None):
+                    body = {"schema": dict(schema)}
+                case Arguments() | Parameters():
+                    self._rules = []
+                    self._rule("start", *self._part(part, name, schema))
+                    body = {"grammar": "\n".join(["%llguidance {}", *self._rules, _TEXT])}
+                case _:
+                    pass
+            if body is None:
+                begin += text
+            else:
+                end = text + end
+        return {"begin": begin, "end": end, **(body or {})}
+
+    def _either(self, tools: Mapping[str, Schema], schema: Any) -> str | None:
+        """A call or ``schema`` as one JSON value, where calls are bare JSON that begins like any other; else None.
+
+        Such a call cannot be told from the other JSON by a lexer. References are relative to a whole schema, so where
+        there are any, only the other JSON is allowed.
+        """
+        part = self._form.call[0]
+        if self._form.trigger or not isinstance(part, Envelope):
+            return None
+        if any(_references(each) for each in (schema, *tools.values()) if isinstance(each, Mapping)):
+            return embedded(schema)
+        calls = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": name}, part.arguments: dict(arguments)},
+                "required": ["name", part.arguments],
+                "additionalProperties": False,
+            }
+            for name, arguments in tools.items()
+        ]
+        return embedded({"anyOf": [*calls, schema]})
+
+    def _sections(self, parallel: bool) -> str:
+        form = self._form
+        opening = self._joined(form.opens + form.brackets[0])
+        closing = self._joined(form.brackets[1] + form.closes)
+        if not parallel:
+            return f"{opening} call {closing}"
+        if form.separator is not None and not form.between:
+            return f"{opening} call ({self._joined(form.separator)} call)* {closing}"
+        return f"{opening} call {closing} ({self._joined(form.between)} {opening} call {closing})*"
+
+    def _part(self, part: Part, name: str, schema: Schema) -> list[str]:
+        match part:
+            case str():
+                return self._literal(part)
+            case Name():
+                return self._literal(name)
+            case Serial():
+                return ["/[0-9]+/"]
+            case Envelope(key):
+                return [*self._literal(_envelope_head(name, key)), embedded(schema), *self._literal("}")]
+            case Parameters():
+                return self._parameters(part, schema)
+            case Arguments(None):
+                return [embedded(schema)]
+            case Arguments(notation):
+                assert notation is not None
+                return self._keywords(notation, schema)
+            case _:
+                return []
+
+    def _parameters(self, part: Parameters, schema: Schema) -> list[str]:
+        items = []
+        for key, spec, required in properties(schema):
+            head = self._literal(f"{part.before}{key}{part.between}")
+            if text_value(schema, key).is_text:
+                values = spec.get("enum") if isinstance(spec, Mapping) else None
+                if isinstance(values, list) and all(isinstance(value, str) for value in values):
+                    choice = " | ".join(" ".join(self._literal(value + part.after)) for value in values)
+                    tail = [f"({choice})"]
+                else:
+                    tail = self._until(part.after)
+            else:
+                tail = [embedded(_with_references(spec, schema)), *self._literal(part.after)]
+            items.append(_optional([*head, *tail], required))
+        return items
+
+    def _keywords(self, notation: Notation, schema: Schema) -> list[str]:
+        """Keyword arguments in the order of the schema; the optional ones may be left out."""
+        items = self._literal(notation.bracket)
+        comma = self._joined(", " if notation.escapes else ",")
+        rules = []
+        for key, spec, required in properties(schema):
+            rule = f"argument_{len(self._rules)}"
+            self._rule(rule, *self._literal(key + notation.assign), *self._value(notation, spec, schema))
+            rules.append((rule, required))
+        # From the end: what may follow an argument is the list of the later ones, each behind a comma.
+        rest, whole = "", ""
+        for rule, required in reversed(rules):
+            whole = f"{rule} {rest}" if required or not whole else f"({rule} {rest} | {whole})"
+            whole = whole if required else f"({whole})?"
+            rest = f"{comma} {rule} {rest}" if required else f"({comma} {rule})? {rest}"
+        return [*items, whole, *self._literal(notation.end)] if whole else [*items, *self._literal(notation.end)]
+
+    def _value(self, notation: Notation, spec: Any, schema: Schema) -> list[str]:
+        types = text_value({"properties": {"": spec}, **_references(schema)}, "").types
+        if types == {"string"} and not notation.escapes and not (isinstance(spec, Mapping) and "enum" in spec):
+            quote = notation.quotes[0]
+            return [*self._literal(quote), *self._until(quote)]
+        if types == {"boolean"} and notation.escapes:
+            return ['("True" | "False")']
+        spacing = _SPACING if notation.escapes else _COMPACT
+        return [embedded(_with_references(spec, schema), spacing)]
+
+    def _thinking(self, thinking: ReasoningFormat) -> list[str]:
+        between = "<|start|>assistant" if thinking.channels else "\n\n"
+        return [*self._literal(thinking.opens), *self._until(thinking.closes), *self._literal(between)]
+
+    def _until(self, end: str) -> list[str]:
+        """Any text up to ``end``, and ``end``."""
+        pieces = [piece for piece in self._pieces(end) if piece]
+        if pieces[0] in self._special:
+            return ["TEXT", *self._literal(end)]
+        rule = f"text_{len(self._rules)}"
+        self._rules.append(f"{rule}[suffix={json.dumps(pieces[0], ensure_ascii=False)}]: /(?s:.*)/")
+        return [rule, *self._literal("".join(pieces[1:]))]
+
+    def _rule(self, name: str, *items: str) -> None:
+        self._rules.append(f"{name}: {' '.join(items)}")
+
+    def _pieces(self, text: str) -> list[str]:
+        return self._cut.split(text) if self._cut is not None else [text]
+
+    def _joined(self, text: str) -> str:
+        return " ".join(self._literal(text))
+
+    def _literal(self, text: str) -> list[str]:
+        """``text`` in the notation of grammars: special tokens by their id, the rest quoted.
+
+        The lexer takes the longest match, so the line ends that several literals begin with are lexemes of their own.
+        """
+        pieces = [part for piece in self._pieces(text) for part in _LINE_ENDS.split(piece)]
+        return [
+            f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
+            for piece in pieces
+            if piece
+        ]
+
+
+def _envelope_head(name: str, key: str) -> str:
+    return f'{{"name": {json.dumps(name)}, "{key}": '
+
+
+def embedded(schema: Any, spacing: Mapping[str, Any] = _SPACING) -> str:
+    """A JSON Schema within a grammar."""
+    if isinstance(schema, Mapping):
+        schema = {**schema, "x-guidance": spacing}
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def properties(schema: Schema) -> list[tuple[str, Any, bool]]:
+    """(name, schema, whether it is required) of every argument."""
+    declared = schema.get("properties")
+    required = schema.get("required")
+    names = frozenset(name for name in required if isinstance(name, str)) if isinstance(required, list) else frozenset()
+    return [(name, spec, name in names) for name, spec in declared.items()] if isinstance(declared, Mapping) else []
+
+
+def _references(schema: Schema) -> dict[str, Any]:
+    return {word: schema[word] for word in _REFERENCES if word in schema}
+
+
+def _with_references(spec: Any, schema: Schema) -> Any:
+    return {**spec, **_references(schema)} if isinstance(spec, Mapping) else spec
+
+
+def _optional(items: Sequence[str], required: bool) -> str:
+    return " ".join(items) if required else f"({' '.join(items)})?"

@@ -1,0 +1,114 @@
+"""Fields of SGLang and vLLM, and what the answer repeats of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from .scripted import CONTEXT, EOS, MODEL, Running, expected_text, make_tokenizer, running_server, script
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+PROMPT = f"<|user|>hello{EOS}<|assistant|>"
+
+
+def ids(text: str) -> list[int]:
+    return make_tokenizer().encode(text, add_special=False)
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("interval", [1, 4, 100])
+def test_stream_interval(http: httpx.Client, interval: int) -> None:
+    body = {"prompt": "hello", "max_tokens": 12, "stream": True, "return_token_ids": True, "logprobs": 1}
+    pieces = [e["choices"][0] for e in events(http.post("/v1/completions", json={**body, "stream_interval": interval}))]
+    assert "".join(p["text"] for p in pieces) == expected_text(ids("hello"), 12)
+    sizes = [len(p["token_ids"]) for p in pieces]
+    assert sum(sizes) == 12 == sum(len(p["logprobs"]["tokens"]) for p in pieces)
+    assert sizes[0] < 12 and all(size >= interval for size in sizes[1:-1])
+    if interval > 1:
+        assert len(sizes) <= 2 + 11 // interval
+    native = {"text": "hello", "stream": True, "sampling_params": {"max_new_tokens": 12, "stream_interval": interval}}
+    texts = [e["text"] for e in events(http.post("/generate", json=native))]
+    assert texts[-1] == expected_text(ids("hello"), 12) and (interval == 1 or len(texts) <= 2 + 11 // interval)
+
+
+@pytest.mark.parametrize(("length", "side", "kept"), [
+    (3, None, slice(-3, None)), (3, "left", slice(-3, None)), (3, "right", slice(0, 3)), (10**6, None, slice(None)),
+])  # fmt: skip
+def test_truncated_prompts(http: httpx.Client, length: int, side: str | None, kept: slice) -> None:
+    more = {"truncate_prompt_tokens": length, "truncation_side": side, "max_tokens": 1, "return_token_ids": True}
+    chat = http.post("/v1/chat/completions", json={"messages": HELLO, **more}).json()
+    assert chat["prompt_token_ids"] == ids(PROMPT)[kept]
+    whole = http.post("/v1/completions", json={"prompt": "hello there", "echo": True, **more}).json()["choices"][0]
+    assert whole["prompt_token_ids"] == ids("hello there")[kept]
+    assert whole["text"].startswith(make_tokenizer().decode(ids("hello there")[kept]))
+
+
+def test_a_prompt_that_makes_room_for_its_answer(http: httpx.Client) -> None:
+    body = {"prompt": "x" * 5000, "truncate_prompt_tokens": -1, "max_tokens": 10, "return_token_ids": True}
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert len(choice["prompt_token_ids"]) == CONTEXT - 10 and choice["finish_reason"] == "length"
+    for wrong in (0, -2):
+        answer = http.post("/v1/completions", json={"prompt": "a", "truncate_prompt_tokens": wrong})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_echo_of_the_last_message(http: httpx.Client) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Sure, "}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False, "max_tokens": 3}
+    plain = http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    echoed = http.post("/v1/chat/completions", json={**body, "echo": True})
+    assert echoed.json()["choices"][0]["message"]["content"] == "Sure, " + plain
+    stream = events(http.post("/v1/chat/completions", json={**body, "echo": True, "stream": True}))
+    assert "".join(e["choices"][0]["delta"].get("content") or "" for e in stream) == "Sure, " + plain
+    other = http.post("/v1/chat/completions", json={"messages": HELLO, "echo": True, "max_tokens": 3}).json()
+    assert other["choices"][0]["message"]["content"] == expected_text(ids(PROMPT), 3)
+
+
+def test_ids_in_place_of_messages(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "input_ids": ids("other"), "max_tokens": 2, "return_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["choices"][0]["token_ids"] == [script(ids("other"), None, i) for i in range(2)]
+    wrong = http.post("/v1/chat/completions", json={**body, "input_ids": [10**9]})
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "input_ids"
+
+
+def test_what_the_answer_repeats(client: openai.OpenAI) -> None:
+    more: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 1, "metadata": {"a": "b"}, "service_tier": "flex"}
+    answer = client.chat.completions.create(**more)
+    assert answer.metadata == {"a": "b"} and answer.service_tier == "default"
+    assert all(chunk.service_tier == "default" for chunk in client.chat.completions.create(**more, stream=True))
+    with pytest.raises(openai.BadRequestError) as many:
+        client.chat.completions.create(**{**more, "metadata": {str(i): "" for i in range(17)}})
+    assert many.value.param == "metadata"
+
+
+@pytest.mark.parametrize("bias", [{"abc": 1}, {"5": "x"}, {"5": 200}, {"-1": 1}, {"1e9": 1}, [5]])
+def test_a_wrong_bias_names_its_field(http: httpx.Client, bias: Any) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "a", "logit_bias": bias})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "logit_bias"
+
+
+def test_an_aborted_request_is_an_error_that_clients_know() -> None:
+    async def main(slow: Running) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=2) as client:
+            endless: Any = {"model": MODEL, "messages": HELLO, "extra_body": {"ignore_eos": True, "rid": "endless"}}
+            whole = asyncio.create_task(client.chat.completions.create(**endless))
+            while not slow.client.running:
+                await asyncio.sleep(0.005)
+            async with httpx.AsyncClient(base_url=slow.url) as http:
+                await http.post("/abort_request", json={"rid": "endless"})
+            with pytest.raises(openai.BadRequestError) as aborted:
+                await whole
+            assert aborted.value.code == "aborted" and len(slow.client.seen) == 1  # nobody tried again
+
+    with running_server(0.01) as slow:
+        asyncio.run(main(slow))

@@ -1,0 +1,205 @@
+"""/v1/responses as the openai client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bough.base.limits import Limits
+from bough.base.messages import Finish
+from bough.server.responses.store import ResponseStore
+
+from .scripted import EOS, MODEL, Running, expected_text, make_tokenizer, running_server, wait_for
+
+PROMPT = f"<|user|>hello{EOS}<|assistant|>"
+
+
+def ids(text: str) -> list[int]:
+    return make_tokenizer().encode(text, add_special=False)
+
+
+def test_create(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model=MODEL, input="hello", max_output_tokens=5, metadata={"a": "b"}, prompt_cache_key="k"
+    )
+    assert answer.output_text == expected_text(ids(PROMPT), 5)
+    assert answer.id.startswith("resp_") and answer.object == "response" and answer.model == MODEL
+    assert answer.status == "incomplete" and answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert (answer.metadata, answer.prompt_cache_key, answer.error) == ({"a": "b"}, "k", None)
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (len(ids(PROMPT)), 5)
+    details = answer.usage.input_tokens_details
+    assert details.cached_tokens + details.cache_write_tokens == len(ids(PROMPT))
+    whole = client.responses.create(model=MODEL, input="hello", store=False)
+    assert whole.status == "completed" and whole.output_text == expected_text(ids(PROMPT), 24)
+    with pytest.raises(openai.NotFoundError, match="not found"):
+        client.responses.retrieve(whole.id)
+
+
+def test_input_in_all_its_forms(server: Running, client: openai.OpenAI) -> None:
+    client.responses.create(
+        model=MODEL,
+        instructions="be",
+        max_output_tokens=1,
+        input=[
+            {"role": "developer", "content": "kind"},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "hi"}]},
+            {"type": "function_call_output", "call_id": "c", "output": "42"},
+        ],
+    )
+    prompt = f"<|system|>be{EOS}<|system|>kind{EOS}<|user|>hello{EOS}<|assistant|>hi{EOS}<|tool|>42{EOS}<|assistant|>"
+    assert server.client.seen[-1].prompt.tolist() == ids(prompt)
+
+
+def test_events(client: openai.OpenAI) -> None:
+    events = list(client.responses.create(model=MODEL, input="hello", stream=True, top_logprobs=1))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == expected_text(ids(PROMPT), 24)
+    deltas = [event for event in events if event.type == "response.output_text.delta"]
+    assert all(delta.logprobs for delta in deltas)
+    last = events[-1]
+    assert last.type == "response.completed" and last.response.output_text == text
+    assert last.response.usage is not None and last.response.usage.output_tokens == 25
+
+
+def test_stream_helper(client: openai.OpenAI) -> None:
+    with client.responses.stream(model=MODEL, input="hello") as stream:
+        texts = [event.snapshot for event in stream if event.type == "response.output_text.delta"]
+        answer = stream.get_final_response()
+    assert answer.output_text == texts[-1] == expected_text(ids(PROMPT), 24)
+    assert client.responses.retrieve(answer.id).output_text == answer.output_text
+
+
+def test_a_failure_in_the_stream_is_an_event(server: Running, http: httpx.Client) -> None:
+    server.client.fault_next = Finish("error", message="broken", status=500)
+    with http.stream("POST", "/v1/responses", json={"input": "fault", "stream": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("event: ")]
+    assert lines[0] == "event: response.created" and lines[-1] == "event: response.failed"
+
+
+def test_conversation(server: Running, client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=4, instructions="be")
+    second = client.responses.create(model=MODEL, input="more", previous_response_id=first.id, max_output_tokens=2)
+    prompt = f"<|user|>hello{EOS}<|assistant|>{first.output_text}{EOS}<|user|>more{EOS}<|assistant|>"
+    assert server.client.seen[-1].prompt.tolist() == ids(prompt)
+    assert second.previous_response_id == first.id
+    items = client.responses.input_items.list(second.id, order="asc").data
+    assert [(item.type, item.role) for item in items] == [("message", r) for r in ("user", "assistant", "user")]
+    assert items[1].id == first.output[0].id
+    latest = client.responses.input_items.list(second.id, limit=1)
+    assert latest.data[0].id == items[2].id and latest.has_more
+    assert [item.id for item in latest] == [items[2].id, items[1].id, items[0].id]
+    again = client.responses.create(
+        model=MODEL, previous_response_id=first.id, max_output_tokens=1,
+        input=[{"type": "item_reference", "id": first.output[0].id}],
+    )  # fmt: skip
+    assert again.status == "incomplete"
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError) as gone:
+        client.responses.create(model=MODEL, input="more", previous_response_id=first.id)
+    assert gone.value.param == "previous_response_id"
+
+
+def test_background() -> None:
+    with running_server(step_seconds=0.02) as slow:
+        with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+            begun = client.responses.create(model=MODEL, input="hello", background=True)
+            assert begun.status == "queued" and begun.background
+            events = list(client.responses.retrieve(begun.id, stream=True))
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            assert events[0].type == "response.created" and events[-1].type == "response.completed"
+            late = list(client.responses.retrieve(begun.id, stream=True, starting_after=3))
+            assert [event.sequence_number for event in late] == list(range(4, len(events)))
+            done = client.responses.retrieve(begun.id)
+            assert done.status == "completed" and done.output_text == expected_text(ids(PROMPT), 24)
+            # The client that follows may go, the work goes on.
+            with client.responses.create(model=MODEL, input="again", background=True, stream=True) as stream:
+                followed = next(iter(stream)).response.id
+            wait_for(lambda: client.responses.retrieve(followed).status == "completed")
+            # What is cancelled keeps what it had, and leaves the engine.
+            endless = client.responses.create(
+                model=MODEL, input="endless", background=True, extra_body={"ignore_eos": True}
+            )
+            wait_for(lambda: len(slow.client.running) == 1)
+            wait_for(lambda: bool(client.responses.retrieve(endless.id).output))
+            assert client.responses.cancel(endless.id).status == "cancelled"
+            wait_for(lambda: not slow.client.running)
+            assert client.responses.cancel(endless.id).status == "cancelled"
+            bad = client.responses.create(model=MODEL, input="x" * 5000, background=True)
+            wait_for(lambda: client.responses.retrieve(bad.id).status == "failed")
+            failed = client.responses.retrieve(bad.id)
+            assert failed.error is not None and failed.error.code == "invalid_prompt"
+            deleted = client.responses.create(model=MODEL, input="endless", background=True)
+            client.responses.delete(deleted.id)
+            wait_for(lambda: not slow.client.running)
+
+
+def test_asynchronously(server: Running) -> None:
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            answers = await asyncio.gather(*(client.responses.create(model=MODEL, input=f"{i}") for i in range(8)))
+            assert len({answer.id for answer in answers}) == 8
+            async with client.responses.stream(model=MODEL, input="hello") as stream:
+                assert (await stream.get_final_response()).output_text == expected_text(ids(PROMPT), 24)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("body", "param"), [
+    ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input"), ({}, None),
+    ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
+    ({"input": "a", "conversation": "c"}, "conversation"), ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
+    ({"input": "a", "background": True, "store": False}, "background"),
+    ({"input": "a", "truncation": "auto"}, "truncation"), ({"input": "a", "include": ["x"]}, "include"),
+    ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens"), ({"input": "a", "temperature": 9}, "temperature"),
+    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"input": [{"role": "king", "content": "a"}]}, "input"), ({"input": "x" * 5000}, "input"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    ({"input": "a", "metadata": {"k" * 65: "v"}}, "metadata"),
+    ({"input": [{"type": "item_reference", "id": "msg_x"}]}, "input"),
+])  # fmt: skip
+def test_refusals_name_the_field(http: httpx.Client, body: Any, param: str | None) -> None:
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_stored_things_that_are_not_there(client: openai.OpenAI) -> None:
+    kept = client.responses.create(model=MODEL, input="a", max_output_tokens=1)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        client.responses.cancel(kept.id)
+    with pytest.raises(openai.BadRequestError):
+        list(client.responses.retrieve(kept.id, stream=True))
+    for call in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+        with pytest.raises(openai.NotFoundError, match="Response with id 'resp_none' not found."):
+            call("resp_none")
+
+
+def test_the_store_is_bounded() -> None:
+    now = [0.0]
+    store = ResponseStore(Limits(responses_bytes=1000, responses_seconds=60.0), clock=lambda: now[0])
+
+    def add(name: str, status: str = "completed") -> None:
+        store.add({"id": name, "status": status, "text": "x" * 300}, "", [], [])
+
+    for name in "abc":
+        add(name)
+    assert len(store) == 2 and store.get("c", "").response["id"] == "c"
+    now[0] = 61.0
+    add("d")
+    assert len(store) == 1
+    add("e", "in_progress")
+    now[0] = 200.0
+    add("f")
+    assert len(store) == 2  # what runs stays

@@ -1,0 +1,330 @@
+"""Tools and reasoning of chat completions as the openai client sees them, over a model whose answers are scripted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from bough.base.constraint import Constraint
+from bough.base.errors import ConfigError
+from bough.server.service import check_config
+
+from .scripted import EOS, MODEL, Running, make_config, make_tokenizer, running_server
+
+ASK: Any = [{"role": "user", "content": "weather?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time"}}
+TOOLS: Any = [WEATHER, TIME]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+THOUGHT = "<think>\nIt asks for weather.\n</think>\n\n"
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[Running]:
+    with running_server(tool_parser="hermes", reasoning_parser="qwen3") as running:
+        yield running
+
+
+@pytest.fixture
+def client(hermes: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def answering(server: Running, *texts: str) -> dict[str, Any]:
+    """The fields of a request whose choices generate ``texts``."""
+    rid = f"tools-{next(_numbers)}"
+    for i, text in enumerate(texts):
+        server.client.answers[rid if len(texts) == 1 else f"{rid}-{i}"] = text
+    return {"model": MODEL, "messages": ASK, "n": len(texts), "extra_body": {"rid": rid}}
+
+
+def sent(server: Running, fields: dict[str, Any]) -> Any:
+    rid = fields["extra_body"]["rid"]
+    return next(r for r in server.client.seen if r.rid == rid)
+
+
+def test_calls(hermes: Running, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**answering(hermes, f"I look.\n{CALL}\n{NOW}"), tools=TOOLS)
+    choice = answer.choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "I look."
+    first, second = choice.message.tool_calls or []
+    assert first.type == second.type == "function"
+    assert first.id.startswith("call_") and len(first.id) == 29 and first.id != second.id
+    assert (first.function.name, json.loads(first.function.arguments)) == ("get_weather", {"city": "Paris"})
+    assert (second.function.name, second.function.arguments) == ("get_time", "{}")
+
+
+def test_calls_alone_have_no_content(hermes: Running, client: openai.OpenAI) -> None:
+    message = client.chat.completions.create(**answering(hermes, CALL), tools=TOOLS).choices[0].message
+    assert message.content is None and len(message.tool_calls or []) == 1
+
+
+def test_stream_of_calls(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, f"I look.\n{CALL}\n{NOW}")
+    chunks = [c.choices[0] for c in client.chat.completions.create(**fields, tools=TOOLS, stream=True)]
+    assert chunks[0].delta.role == "assistant" and all(c.delta.role is None for c in chunks[1:])
+    assert "".join(c.delta.content or "" for c in chunks) == "I look."
+    calls = [call for c in chunks for call in c.delta.tool_calls or ()]
+    for index, name in enumerate(("get_weather", "get_time")):
+        head, *rest = [call for call in calls if call.index == index]
+        assert head.id and head.type == "function" and head.function is not None
+        assert (head.function.name, head.function.arguments) == (name, "")
+        assert all(call.id is None and call.type is None for call in rest)
+        assert all(call.function is not None and call.function.name is None for call in rest)
+    assert len([call for call in calls if call.index == 0]) > 10  # fragments, not the whole at the end
+    assert chunks[-1].finish_reason == "tool_calls" and chunks[-1].delta.tool_calls is None
+
+
+class GetWeather(BaseModel):
+    city: str
+
+
+def test_stream_helper_and_pydantic_tools(hermes: Running, client: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    fields = answering(hermes, f"{THOUGHT}{CALL}", CALL)
+    events = []
+    with client.chat.completions.stream(**fields, tools=[tool]) as stream:
+        for event in stream:
+            events.append(event.type)
+        answer = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in events and "tool_calls.function.arguments.done" in events
+    for choice in answer.choices:
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls or []
+        assert call.function.parsed_arguments == GetWeather(city="Paris")
+
+
+def test_parse_with_pydantic_tools(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, CALL)
+    tool = openai.pydantic_function_tool(GetWeather, name="get_weather")
+    (call,) = client.chat.completions.parse(**fields, tools=[tool]).choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == GetWeather(city="Paris")
+    # Strict tools are held to their schema wherever the model calls one.
+    constraint = sent(hermes, fields).constraint
+    assert isinstance(constraint, Constraint) and constraint.kind == "structural_tag"
+    tags = json.loads(constraint.text)
+    assert tags["triggers"] == ["<tool_call>"] and "at_least_one" not in tags
+    assert tags["structures"][0]["begin"] == '<tool_call>\n{"name": "get_weather", "arguments": '
+    assert tags["structures"][0]["schema"]["required"] == ["city"] and tags["structures"][0]["end"] == "}\n</tool_call>"
+
+
+@pytest.mark.parametrize(("choice", "names", "more"), [
+    ("required", ["get_weather", "get_time"], True),
+    ({"type": "function", "function": {"name": "get_time"}}, ["get_time"], False),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+        {"type": "function", "function": {"name": "get_weather"}}]}}, ["get_weather"], True),
+])  # fmt: skip
+def test_forced_calls_are_constrained(
+    hermes: Running, client: openai.OpenAI, choice: Any, names: list[str], more: bool
+) -> None:
+    fields = answering(hermes, CALL)
+    client.chat.completions.create(**fields, tools=TOOLS, tool_choice=choice)
+    constraint = sent(hermes, fields).constraint
+    assert constraint.kind == "grammar"
+    assert [name for name in ("get_weather", "get_time") if name in constraint.text] == names
+    assert (")*" in constraint.text) == more
+    # The model may think before it calls, as its prompt neither began nor forbade that.
+    assert "thinking?" in constraint.text and sent(hermes, fields).reasoning is None
+
+
+def test_reasoning_that_the_prompt_began(hermes: Running, http: httpx.Client) -> None:
+    # The template of the scripted model puts the tag before the role of the answer, so this one ends with it.
+    messages = [*ASK, {"role": "assistant", "content": "<think>\nIt asks"}]
+    fields = answering(hermes, f" for weather.\n</think>\n\n{CALL}")
+    body = {**fields.pop("extra_body"), **fields, "messages": messages, "tools": TOOLS, "tool_choice": "required",
+            "continue_final_message": True, "add_generation_prompt": False}  # fmt: skip
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body).json()
+    message = answer["choices"][0]["message"]
+    assert message["reasoning_content"] == message["reasoning"] == "for weather."
+    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
+    request = next(r for r in hermes.client.seen if r.rid == body["rid"])
+    assert make_tokenizer().decode(request.reasoning.end) == "</think>" and "thinking" not in request.constraint.text
+
+
+def test_choice_none_hides_the_tools(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, CALL)
+    choice = client.chat.completions.create(**fields, tools=TOOLS, tool_choice="none").choices[0]
+    assert choice.message.content == CALL and choice.message.tool_calls is None and choice.finish_reason == "stop"
+    assert "get_weather" not in make_tokenizer().decode(sent(hermes, fields).prompt.tolist())
+
+
+def test_allowed_tools_are_the_only_ones(hermes: Running, client: openai.OpenAI) -> None:
+    allowed: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TIME]}}
+    fields = answering(hermes, CALL)
+    choice = client.chat.completions.create(**fields, tools=TOOLS, tool_choice=allowed).choices[0]
+    assert choice.message.content == CALL and choice.message.tool_calls is None
+    assert choice.model_extra is not None and "not among the tools" in choice.model_extra["parse_error"]
+    assert "get_weather" in make_tokenizer().decode(sent(hermes, fields).prompt.tolist())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_where_parallel_ones_are_off(hermes: Running, client: openai.OpenAI, stream: bool) -> None:
+    fields = answering(hermes, f"{CALL}\n{NOW}")
+    answer: Any = client.chat.completions.create(**fields, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    if stream:
+        assert {call.index for c in answer for call in c.choices[0].delta.tool_calls or ()} == {0}
+    else:
+        assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["get_weather"]
+
+
+def test_a_cut_off_call_ends_with_length(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, CALL)
+    choice = client.chat.completions.create(**fields, tools=TOOLS, max_tokens=60).choices[0]
+    assert choice.finish_reason == "length"
+    (call,) = choice.message.tool_calls or []
+    assert '{"city": "Paris"}'.startswith(call.function.arguments)  # type: ignore[union-attr]
+
+
+def test_what_cannot_be_read_comes_as_text_with_the_reason(hermes: Running, client: openai.OpenAI) -> None:
+    text = '<tool_call>\n{"name": "get_weather", "arguments": [1]}\n</tool_call>'
+    for stream in (False, True):
+        answer: Any = client.chat.completions.create(**answering(hermes, text), tools=TOOLS, stream=stream)
+        if stream:
+            chunks = [c.choices[0] for c in answer]
+            content, last = "".join(c.delta.content or "" for c in chunks), chunks[-1]
+        else:
+            content, last = answer.choices[0].message.content, answer.choices[0]
+        assert content == text and last.finish_reason == "stop"
+        assert last.model_extra["parse_error"] == "the arguments are not an object"
+
+
+def test_legacy_functions(hermes: Running, client: openai.OpenAI) -> None:
+    functions: Any = [WEATHER["function"], TIME["function"]]
+    fields = answering(hermes, CALL)
+    choice = client.chat.completions.create(**fields, functions=functions).choices[0]
+    assert choice.finish_reason == "function_call" and choice.message.function_call is not None
+    assert choice.message.function_call.name == "get_weather" and choice.message.tool_calls is None
+    assert json.loads(choice.message.function_call.arguments) == {"city": "Paris"}
+    fields = answering(hermes, NOW)
+    chunks = list(
+        client.chat.completions.create(**fields, functions=functions, function_call={"name": "get_time"}, stream=True)
+    )
+    pieces = [c.choices[0].delta.function_call for c in chunks if c.choices[0].delta.function_call is not None]
+    assert [piece.name for piece in pieces] == ["get_time"] + [None] * (len(pieces) - 1)
+    assert "".join(piece.arguments or "" for piece in pieces) == "{}"
+    assert sent(hermes, fields).constraint.kind == "grammar" and chunks[-1].choices[0].finish_reason == "function_call"
+
+
+def test_reasoning(hermes: Running, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**answering(hermes, f"{THOUGHT}Sunny."))
+    message = answer.choices[0].message
+    assert message.content == "Sunny." and message.model_extra is not None
+    assert message.model_extra["reasoning_content"] == message.model_extra["reasoning"] == "It asks for weather."
+    details = answer.usage.completion_tokens_details if answer.usage else None
+    ids = make_tokenizer().encode(THOUGHT.rstrip(), add_special=False)
+    assert details is not None and details.reasoning_tokens == len(ids)
+
+
+def test_stream_of_reasoning(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, f"{THOUGHT}Sunny.")
+    usage: Any = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options=usage))
+    deltas = [c.choices[0].delta for c in chunks if c.choices]
+    thoughts = [d.model_extra["reasoning_content"] for d in deltas if d.model_extra and "reasoning" in d.model_extra]
+    assert "".join(thoughts) == "It asks for weather." and len(thoughts) > 5
+    assert "".join(d.content or "" for d in deltas) == "Sunny."
+    details = chunks[-1].usage.completion_tokens_details if chunks[-1].usage else None
+    assert details is not None and details.reasoning_tokens == len(
+        make_tokenizer().encode(THOUGHT.rstrip(), add_special=False)
+    )
+
+
+def test_reasoning_options(hermes: Running, client: openai.OpenAI) -> None:
+    def deltas(**options: Any) -> list[Any]:
+        fields = answering(hermes, f"{THOUGHT}Sunny.")
+        fields["extra_body"] |= options
+        return [c.choices[0].delta for c in client.chat.completions.create(**fields, stream=True)]
+
+    whole = [d for d in deltas(stream_reasoning=False) if (d.model_extra or {}).get("reasoning")]
+    assert [d.model_extra["reasoning"] for d in whole] == ["It asks for weather."]
+    together = deltas(separate_reasoning=False)
+    assert "".join(d.content or "" for d in together) == f"{THOUGHT}Sunny."
+    without = deltas(include_reasoning=False)
+    assert "".join(d.content or "" for d in without) == "Sunny." and not any(d.model_extra for d in without)
+
+
+def test_past_calls_reach_the_template(hermes: Running, client: openai.OpenAI) -> None:
+    fields = answering(hermes, "Sunny.")
+    weather = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    past = {"id": "call_1", "type": "function", "function": weather}
+    fields["messages"] = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [past]},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "sunny"}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "get_time", "arguments": "{}"}},
+        {"role": "function", "name": "get_time", "content": "noon"},
+    ]  # fmt: skip
+    assert client.chat.completions.create(**fields, tools=TOOLS).choices[0].message.content == "Sunny."
+    prompt = make_tokenizer().decode(sent(hermes, fields).prompt.tolist(), skip_special=False)
+    assert f"<|tool|>sunny{EOS}" in prompt and f"<|tool|>noon{EOS}" in prompt
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"tools": TOOLS, "tool_choice": "some"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "none"}}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TIME, TIME]}, "tools[1].function.name"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": [1]}}]}, "tools[0].function.parameters"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 70_000}}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+    ({"tools": TOOLS, "functions": [TIME["function"]]}, "functions"),
+    ({"functions": [TIME["function"]], "function_call": {"name": "x"}}, "function_call"),
+    ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[1].tool_calls[0]"),
+    ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}]},
+     "messages[1].tool_calls[0].function"),
+])  # fmt: skip
+def test_refusals_name_the_field(hermes: Running, fields: Any, param: str) -> None:
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json={"messages": ASK, **fields})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
+def test_parse_function_call(hermes: Running) -> None:
+    def parse(**body: Any) -> Any:
+        return httpx.post(f"{hermes.url}/parse_function_call", json=body).json()
+
+    call = {"tool_index": 0, "name": "get_weather", "parameters": '{"city": "Paris"}'}
+    assert parse(text=f"So.\n{CALL}", tools=TOOLS) == {"normal_text": "So.", "calls": [call], "parse_error": None}
+    llama = '{"name": "get_weather", "parameters": {"city": "Paris"}}'
+    assert parse(text=llama, tools=TOOLS, tool_call_parser="llama3")["calls"] == [call]
+    assert parse(text=CALL, tools=[TIME])["normal_text"] == CALL
+    assert parse(text=CALL, tools=[TIME])["parse_error"]
+    assert parse(text="x", tool_call_parser="unheard")["error"]["param"] == "tool_call_parser"
+
+
+def test_separate_reasoning(hermes: Running) -> None:
+    def separate(**body: Any) -> Any:
+        return httpx.post(f"{hermes.url}/separate_reasoning", json=body).json()
+
+    assert separate(text=f"{THOUGHT}Sunny.") == {"reasoning_text": "It asks for weather.", "text": "Sunny."}
+    assert separate(text="a</think>b", reasoning_parser="deepseek-r1") == {"reasoning_text": "a", "text": "b"}
+    assert separate(text="x", reasoning_parser="unheard")["error"]["param"] == "reasoning_parser"
+
+
+def test_unknown_parsers_stop_the_start() -> None:
+    with pytest.raises(ConfigError, match="unknown tool parser"):
+        check_config(make_config(tool_parser="unheard"))
+    with pytest.raises(ConfigError, match="unknown reasoning parser"):
+        check_config(make_config(reasoning_parser="unheard"))
