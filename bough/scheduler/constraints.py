@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 RUN = 64
 """Most forced ids that are appended at one time; the rest of a longer run follows step by step."""
 
+PATIENCE_SECONDS = 0.005
+"""So long a request is not admitted because of its compile. Most compiles take less, and whoever is prefilled before
+the matcher is there pays a step of its own for the last token."""
+
 
 class Compiler(Protocol):
     """What :class:`bough.grammar.compiler.GrammarCompiler` is to the scheduler."""
@@ -38,8 +43,8 @@ class Compiler(Protocol):
 class Constraints:
     """Owns the guides of all requests.
 
-    A Gate too, for the one request that cannot hide its compile: a prompt of a single token has nothing to compute
-    before the token is sampled from. Everybody else is admitted and prefilled meanwhile, up to the last token.
+    A Gate too, for a moment: most compiles are over before a step could be. Then requests are admitted and prefilled
+    meanwhile, up to the last token. Only a prompt of a single token cannot hide its compile, and waits.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Constraints:
         eos_ids: tuple[int, ...],
         vocab_size: int,
         jump: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._compiler = compiler
         self._rows = rows
@@ -57,6 +63,7 @@ class Constraints:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
         self._jump = jump
+        self._clock = clock
         self._bits: Ints = np.zeros((len(rows.live), -(-vocab_size // WORD)), np.int32)
         self._compiling: dict[int, Req] = {}
         self.forced_tokens = 0
@@ -81,7 +88,9 @@ class Constraints:
     def poll(self, req: Req) -> GateState:
         """Whether ``req`` may be admitted; raises what its compile raised."""
         self._look(req)
-        return GateState.PENDING if req.held and len(req.ids) < 2 else GateState.READY
+        if not req.held or (len(req.ids) > 1 and self._clock() - req.arrival >= PATIENCE_SECONDS):
+            return GateState.READY
+        return GateState.PENDING
 
     def cancel(self, req: Req) -> None:
         self._compiling.pop(req.order, None)

@@ -96,7 +96,7 @@ class Scheduler:
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
         self._planner = Planner(kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock)
         self._constraints = Constraints(
-            compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on"
+            compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
         self._gates = GateSet((*gates, self._constraints))
         self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)
