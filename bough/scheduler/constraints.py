@@ -13,7 +13,7 @@ from bough.base.errors import BoughError, InvalidRequest
 from bough.base.plan import Bools, Ints, Masks
 from bough.grammar.base import WORD, Backend, Matcher
 from bough.grammar.compiler import Ticket
-from bough.grammar.reasoning import ReasoningMatcher, write_only
+from bough.grammar.reasoning import ReasoningMatcher, allow, write_only
 from bough.scheduler.gates import GateState
 from bough.scheduler.guide import Guide
 from bough.scheduler.planner import Flight
@@ -159,6 +159,7 @@ class Constraints:
         rows = self._rows
         indices: list[int] = []
         filled: list[tuple[Matcher, int]] = []
+        openings: list[tuple[int, int]] = []
         for i in np.flatnonzero(concerned).tolist():
             row, n = int(flight.plan.rows[i]), len(indices)
             guide = flight.reqs[i].guide
@@ -173,13 +174,19 @@ class Constraints:
             elif isinstance(matcher := guide.matcher, ReasoningMatcher) and matcher.inside:
                 matcher.write(self._bits[n], self._vocab_size)
             else:
-                inner = guide.matcher.inner if isinstance(guide.matcher, ReasoningMatcher) else guide.matcher
+                inner: Matcher | None = guide.matcher
+                if isinstance(matcher, ReasoningMatcher):
+                    inner = matcher.inner
+                    if matcher.opening is not None:
+                        openings.append((n, matcher.opening))
                 assert inner is not None
                 filled.append((inner, n))
             indices.append(i)
         if filled:
             assert self._compiler is not None
             self._compiler.backend.fill(filled, self._bits)
+        for n, token in openings:
+            allow(self._bits[n], token)
         failed = self._failures(flight, indices, filled)
         if not indices:
             return None, failed
