@@ -43,7 +43,7 @@ def validate_request(request: Request, limits: Limits, vocab_size: int, context_
         _validate_reasoning(request.reasoning, limits, vocab_size)
         if request.constraint is not None and len(request.reasoning.begin) > 1:
             raise InvalidRequest(
-                "a constraint beside a thinking budget needs an opening tag of one token; this model's has several tokens",
+                "a constraint beside a thinking budget needs an opening tag of one token, and not of several tokens",
                 param="thinking_token_budget",
             )
     _validate_params(request.params, limits, vocab_size)

@@ -21,6 +21,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
+from bough.grammar.formats import with_exact_formats
 from bough.grammar.structural import grammar_of_tags
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self._vocabulary.special, dict(options))
-            return str(LLMatcher.grammar_from_json_schema(text, overrides=options))
+            return str(LLMatcher.grammar_from_json_schema(with_exact_formats(text), overrides=options))
         except InvalidRequest:
             raise
         except Exception as error:  # the converters raise whatever their own bugs make them raise
