@@ -101,6 +101,18 @@ def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
     assert use(2)
 
 
+def chain(n: int) -> str:
+    return "\n".join(["start: a0", *(f'?a{i}.1: "x" a{i + 1}' for i in range(n)), f'a{n}: "x"'])
+
+
+def test_rules_that_are_many_or_circular_are_no_chain() -> None:
+    flat = "\n".join(
+        ["start: " + " | ".join(f"a{i}" for i in range(3000)), *(f'a{i}: "x" start?' for i in range(3000))]
+    )
+    for text in (chain(190), flat, 'start: a\na: b | "x"\nb: a start "y"', "start: /a:b/", "x" * 100_000):
+        check_constraint(Constraint(kind="grammar", text=text), DEFAULT_LIMITS)
+
+
 @pytest.mark.parametrize(
     ("bad", "named"),
     [
@@ -121,6 +133,20 @@ def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
             Constraint(kind="json_schema", text=json.dumps({"properties": dict.fromkeys(map(str, range(2000)), {})})),
             "properties has 2000",
         ),
+        (Constraint(kind="json_schema", text='{"items": {"minItems": 5000}}'), "minItems is 5000"),
+        (
+            Constraint(kind="json_schema", text=json.dumps({"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(600)]})),
+            "ref has 600 targets",
+        ),
+        (
+            Constraint(
+                kind="structural_tag",
+                text=json.dumps({"triggers": ["<"], "structures": [{"begin": "<"}] * 300}),
+            ),
+            "structures has 300",
+        ),
+        (Constraint(kind="grammar", text=chain(300)), "more than 200 deep"),
+        (Constraint(kind="grammar", text="\n".join(f'r{i} ::= "a"' for i in range(600))), "EBNF has 600"),
     ],
 )  # fmt: skip
 def test_what_costs_too_much_is_refused_before_any_parser(bad: Constraint, named: str) -> None:
