@@ -114,6 +114,8 @@ def build(config: Config) -> EngineCore:
         eos_ids=_eos_ids(tokenizer, checkpoint),
         dtype=str(_dtype(config.model)).removeprefix("torch."),
         n_parameters=built.n_parameters,
+        labels=built.labels,
+        pooling=checkpoint.pooling,
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
     grammar = Grammar(

@@ -21,11 +21,12 @@ from bough.base.errors import ConfigError
 from bough.device.layers.attention import Attention
 from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
+from bough.device.layers.linear import Linear
 from bough.device.layers.logits import LMHead
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
-from bough.models.base import KVShape
+from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
 
@@ -106,8 +107,13 @@ class Llama:
         self._layers = [_Layer(context, f"model.layers.{i}", c, rotary) for i in range(c.n_layers)]
         self._norm = RMSNorm(context, "model.norm", c.hidden_size, c.norm_eps)
         self.vocab_size = min(n_ids, c.vocab_size)
-        sizes = c.vocab_size, self.vocab_size, c.hidden_size
-        self._head = LMHead(context, "lm_head", sizes, self._embedding if c.tied else None)
+        self.labels = labels_of(config)
+        self._head: LMHead | Linear
+        if self.labels:
+            self._head = Linear(context, [("score", len(self.labels))], c.hidden_size, bias=False)
+        else:
+            sizes = c.vocab_size, self.vocab_size, c.hidden_size
+            self._head = LMHead(context, "lm_head", sizes, self._embedding if c.tied else None)
         context.check_all_read(
             lambda name: name.endswith("rotary_emb.inv_freq") or (c.tied and name == "lm_head.weight")
         )
@@ -121,4 +127,7 @@ class Llama:
         return self._norm(residual) if x is None else self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

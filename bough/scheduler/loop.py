@@ -206,7 +206,8 @@ class Scheduler:
             self._queue.tokens + self._gates.tokens + len(request.ids) // 4 > self._limits.queue_tokens
         ):
             raise Overloaded("the queue is full", retry_after=1.0)
-        validate_request(request, self._limits, self._model.vocab_size, self._model.context_length)
+        model = self._model
+        validate_request(request, self._limits, model.vocab_size, model.context_length, classifies=bool(model.labels))
         params = request.params
         now = self._clock()
         self._arrivals += 1
@@ -235,7 +236,7 @@ class Scheduler:
 
     def _limit(self, request: Request) -> int:
         """Most ids the request may have; refuses what could not run even alone."""
-        n_prompt, asked = len(request.ids) // 4, request.params.max_tokens
+        n_prompt, asked = len(request.ids) // 4, 0 if request.pooling is not None else request.params.max_tokens
         most = min(self._model.context_length, self._kv.capacity)
         if n_prompt + (1 if asked is None else asked) > most:
             raise InvalidRequest(

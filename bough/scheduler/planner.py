@@ -269,6 +269,7 @@ class Planner:
                 seed=req.seed,
                 eos_ids=end_ids(req, self._eos_ids),
                 logprob_from=req.logprob_from,
+                pooling=req.request.pooling,
             )
         )
         parts.add(

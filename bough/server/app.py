@@ -30,9 +30,25 @@ from bough.server.files.batches import Batches
 from bough.server.files.handlers import Files
 from bough.server.native import generate
 from bough.server.ollama.about import About
+from bough.server.ollama.embed import embed, embeddings_of_one
 from bough.server.ollama.handlers import ollama_chat, ollama_generate, refuse_management
-from bough.server.ollama.schema import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
+from bough.server.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from bough.server.parsing import parse_function_call, separate_reasoning
+from bough.server.pooling.handlers import classify, classify_native, embeddings, encode
+from bough.server.pooling.ranking import rerank, score
+from bough.server.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    EncodeRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from bough.server.responses.handlers import Responses
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.routes import RouteSpec, install
@@ -183,10 +199,18 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         RouteSpec(("/readyz", "/health_generate"), ("GET",), "public", about.readyz),
         RouteSpec(("/metrics",), ("GET",), "public", about.metrics),
         RouteSpec(("/openapi.json",), ("GET",), "user", openapi),
+        post(("/v1/embeddings",), "user", EmbeddingsRequest, embeddings),
+        post(("/v1/classify",), "user", ClassifyRequest, classify),
+        post(("/v1/score", "/score"), "user", ScoreRequest, score),
+        post(("/v1/rerank", "/v2/rerank", "/rerank"), "user", RerankRequest, rerank),
+        post(("/encode",), "user", EncodeRequest, encode, "PUT"),
+        post(("/classify",), "user", ClassifyRequest, classify_native, "PUT"),
         post(("/v1/messages",), "user", MessagesRequest, messages, dialect=ANTHROPIC),
         post(("/v1/messages/count_tokens",), "user", CountTokensRequest, count_tokens, dialect=ANTHROPIC),
         post(("/api/chat",), "user", OllamaChatRequest, ollama_chat, dialect=OLLAMA),
         post(("/api/generate",), "user", OllamaGenerateRequest, ollama_generate, dialect=OLLAMA),
+        post(("/api/embed",), "user", OllamaEmbedRequest, embed, dialect=OLLAMA),
+        post(("/api/embeddings",), "user", OllamaEmbeddingsRequest, embeddings_of_one, dialect=OLLAMA),
         post(("/api/show",), "user", OllamaShowRequest, ollama.show, dialect=OLLAMA),
         post(
             ("/api/pull", "/api/push", "/api/create", "/api/copy"),

@@ -43,6 +43,7 @@ class BuiltWorker:
     pool_tokens: int
     n_parameters: int
     vocab_size: int
+    labels: tuple[str, ...]
 
 
 def build_worker(
@@ -69,4 +70,4 @@ def build_worker(
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)
-    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size)
+    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels)

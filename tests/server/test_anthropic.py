@@ -9,9 +9,12 @@ from typing import Any
 
 import anthropic
 import httpx
+import msgspec
 import pytest
 
 from bough.base.messages import Finish
+from bough.server.anthropic.schema import CountTokensRequest
+from bough.server.anthropic.translate import chat_request
 
 from .scripted import MODEL, Running, make_tokenizer, running_server
 
@@ -44,7 +47,7 @@ def prompt_of(server: Running) -> str:
 def test_text(server: Running, client: anthropic.Anthropic) -> None:
     server.client.answer_next = "sunny."
     answer = client.messages.create(
-        model=MODEL, max_tokens=50, messages=ASK, temperature=0.5, top_k=4,
+        model=MODEL, max_tokens=50, messages=ASK, extra_body={"temperature": 0.5, "top_k": 4},
         system=[{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
     )  # fmt: skip
     assert answer.id.startswith("msg_") and answer.role == "assistant" and answer.model == MODEL
@@ -135,7 +138,20 @@ def test_history_of_calls(server: Running, client: anthropic.Anthropic) -> None:
     ]  # fmt: skip
     client.messages.create(model=MODEL, max_tokens=8, messages=history, tools=[TOOL])
     text = prompt_of(server)
-    assert text.index("I look.") < text.index("Paris") < text.index("<|tool|>rain") < text.index("<|user|>and?")
+    assert text.index("I look.") < text.index("<|tool|>rain") < text.index("<|user|>and?")
+    chat = chat_request(msgspec.convert({"messages": history, "tools": [TOOL]}, CountTokensRequest))
+    call = {"id": "toolu_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Paris"}'}}
+    assert chat.messages[1:3] == [
+        {"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "toolu_1", "content": "rain"},
+    ]
+
+
+def test_cache_hints_travel_with_the_chat() -> None:
+    hint = {"type": "ephemeral", "ttl": "1h"}
+    body = {"messages": ASK, "system": [{"type": "text", "text": "x", "cache_control": hint}]}
+    chat = chat_request(msgspec.convert(body, CountTokensRequest))
+    assert chat.prompt_cache_options == {"mode": "explicit", "breakpoints": 1, "ttl": "1h"}
 
 
 def test_prefilled_answer(server: Running, client: anthropic.Anthropic) -> None:
@@ -167,7 +183,7 @@ def image(kind: str) -> Any:
 ])  # fmt: skip
 def test_refusals(client: anthropic.Anthropic, change: Any, named: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:
-        client.messages.create(**{"model": MODEL, "max_tokens": 8, "messages": ASK, **change})
+        client.messages.create(model=MODEL, max_tokens=8, messages=ASK, extra_body=change)
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
     assert named in body["error"]["message"]

@@ -112,7 +112,7 @@ def test_calls(server: Running, client: ollama.Client) -> None:
     ]
     client.chat(MODEL, history, tools=[TOOL], options={"num_predict": 2})
     text = prompt_of(server)
-    assert text.index("Paris") < text.index("<|tool|>rain")
+    assert text.index("weather?") < text.index("<|tool|>rain")
 
 
 def test_thinking(server: Running, client: ollama.Client) -> None:
@@ -124,8 +124,8 @@ def test_thinking(server: Running, client: ollama.Client) -> None:
 
 def test_thinking_of_a_model_that_does_not() -> None:
     with running_server(reasoning_parser="none") as server:
-        with pytest.raises(ollama.ResponseError, match="does not support thinking"):
-            ollama.Client(server.url).chat(MODEL, ASK, think=True)
+        answer = httpx.post(f"{server.url}/api/chat", json={"model": MODEL, "messages": ASK, "think": True})
+        assert answer.status_code == 400 and "does not support thinking" in answer.json()["error"]
 
 
 def test_logprobs(server: Running, client: ollama.Client) -> None:
@@ -138,13 +138,27 @@ def test_about(server: Running, client: ollama.Client) -> None:
     (model,) = client.list().models
     assert model.model == MODEL and model.digest is not None and len(model.digest) == 64
     shown = client.show(f"{MODEL}:latest")
-    assert shown.capabilities == ["completion", "tools", "thinking"] and shown.template is not None
+    assert shown.capabilities == ["completion", "tools", "thinking", "embedding"] and shown.template is not None
     assert shown.modelinfo is not None and shown.modelinfo["general.architecture"] == "scripted"
     (running,) = client.ps().models
     assert running.model == MODEL and running.context_length == 4096
     with httpx.Client(base_url=server.url) as http:
         assert http.get("/").text == "Ollama is running" and http.head("/").status_code == 200
         assert http.get("/api/version").json()["version"]
+
+
+def test_embeddings(server: Running, client: ollama.Client) -> None:
+    found = client.embed(MODEL, ["the cat", "the cat", "x"])
+    first, second, other = found.embeddings
+    assert first == second != other and sum(v * v for v in first) == pytest.approx(1)
+    assert found.prompt_eval_count == 15
+    assert len(client.embed(MODEL, "the cat", dimensions=4).embeddings[0]) == 4
+    assert client.embed(MODEL, "y" * 5000).prompt_eval_count == 4096
+    with pytest.raises(ollama.ResponseError, match="context length"):
+        client.embed(MODEL, "y" * 5000, truncate=False)
+    assert client.embed(MODEL, []).embeddings == []
+    # The older way gives the vector as the model computed it.
+    assert sum(client.embeddings(MODEL, "the cat").embedding) == 7
 
 
 def test_loading(client: ollama.Client) -> None:

@@ -73,8 +73,11 @@ class About:
         )
 
     def _capabilities(self) -> list[str]:
-        form = self.service.form
-        able = {"completion": True, "tools": form.tools is not None, "thinking": form.reasoning is not None}
+        form, generates = self.service.form, not self.service.hello.model.labels
+        able = {
+            "completion": generates, "tools": generates and form.tools is not None,
+            "thinking": generates and form.reasoning is not None, "embedding": True,
+        }  # fmt: skip
         return [name for name, has in able.items() if has]
 
     def _model(self) -> dict[str, Any]:

@@ -61,6 +61,26 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
 UNSUPPORTED_GENERATE = ("suffix", "template", "context", "images")
 
 
+class OllamaEmbedRequest(msgspec.Struct, kw_only=True):
+    """POST /api/embed. ``truncate`` (the default) cuts a text to the context, in place of an error."""
+
+    input: str | list[str]
+    model: str | None = None
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
+class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
+    """POST /api/embeddings, the older way."""
+
+    prompt: str
+    model: str | None = None
+    options: Options | None = None
+    keep_alive: float | str | None = None
+
+
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
     """POST /api/show."""
 
