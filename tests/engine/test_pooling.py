@@ -78,10 +78,15 @@ def test_text_and_default(folder: Path, engine: Engine) -> None:
 
 def test_refusals(engine: Engine) -> None:
     assert len(engine.embed([[5] * 256])) == 1  # the whole context: nothing is generated
-    for prompt, kind, reason in (([5] * 257, "last", "context length"), ([], "last", "empty"),
-                                 ([1 << 20], "mean", "vocabulary"), ([5], "classify", "no classification head")):  # fmt: skip
+    wrong: list[tuple[list[int], Pooling, str]] = [
+        ([5] * 257, "last", "context length"),
+        ([], "last", "empty"),
+        ([1 << 20], "mean", "vocabulary"),
+        ([5], "classify", "no classification head"),
+    ]
+    for prompt, kind, reason in wrong:
         with pytest.raises(InvalidRequest, match=reason):
-            engine.embed([prompt], kind)  # type: ignore[arg-type]  # parameters of one table
+            engine.embed([prompt], kind)
 
 
 def test_pool_under_pressure(folder: Path) -> None:
