@@ -148,8 +148,8 @@ class ControlReply(msgspec.Struct, frozen=True, tag="reply"):
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about the served model that the API side needs.
 
-    ``labels`` are a classifier's, which does not generate; empty for every other model. ``pooling`` is how the model's
-    embeddings are made of its hidden states.
+    ``labels`` are a classifier's, which does not generate; empty for every other model. ``causal`` is False for an
+    encoder, which does not generate either. ``pooling`` is how the model's embeddings are made of its hidden states.
     """
 
     name: str
@@ -161,7 +161,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     n_parameters: int
     labels: tuple[str, ...] = ()
+    causal: bool = True
     pooling: Pooling = "last"
+
+    @property
+    def generates(self) -> bool:
+        return self.causal and not self.labels
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

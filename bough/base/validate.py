@@ -15,11 +15,17 @@ INT64 = 1 << 63
 
 
 def validate_request(
-    request: Request, limits: Limits, vocab_size: int, context_length: int, *, classifies: bool = False
+    request: Request,
+    limits: Limits,
+    vocab_size: int,
+    context_length: int,
+    *,
+    generates: bool = True,
+    classifies: bool = False,
 ) -> None:
     """Check every number, length and id of ``request``; raises InvalidRequest that names the field.
 
-    ``classifies`` says that the model has a classification head, and no other.
+    ``generates`` and ``classifies`` say what the model's head is for.
     """
     if not 0 < len(request.rid) <= limits.rid_chars:
         raise InvalidRequest(f"the request id must have 1 to {limits.rid_chars} characters", param="rid")
@@ -51,13 +57,14 @@ def validate_request(
     _validate_params(request.params, limits, vocab_size)
     if request.pooling is None:
         _validate_length(request.params, len(prompt), context_length)
-    _validate_task(request, classifies)
+    _validate_task(request, generates, classifies)
 
 
-def _validate_task(request: Request, classifies: bool) -> None:
+def _validate_task(request: Request, generates: bool, classifies: bool) -> None:
     pooling = request.pooling
-    if pooling is None and classifies:
-        raise InvalidRequest("this model classifies texts and generates none", param="model", code="unsupported_task")
+    if pooling is None and not generates:
+        what = "classifies" if classifies else "embeds"
+        raise InvalidRequest(f"this model {what} texts and generates none", param="model", code="unsupported_task")
     if pooling is not None and pooling.kind == "classify" and not classifies:
         raise InvalidRequest("this model has no classification head", param="model", code="unsupported_task")
     if pooling is not None and request.constraint is not None:

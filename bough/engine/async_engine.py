@@ -240,7 +240,7 @@ class AsyncEngine:
         hello = self.hello
         validate_request(
             request, hello.limits, hello.model.vocab_size, hello.model.context_length,
-            classifies=bool(hello.model.labels),
+            generates=hello.model.generates, classifies=bool(hello.model.labels),
         )  # fmt: skip
 
     def _requests(self, ids: Sequence[int] | Ints, options: GenerateOptions) -> list[Request]:

@@ -34,11 +34,14 @@ class Model(Protocol):
     Attributes:
         kv_shape: what it keeps per token.
         vocab_size: how many ids have a logit.
+        causal: tokens attend to what is before them, so that a sequence may be computed in steps. Otherwise it is
+            computed in one, and nothing is generated.
         labels: of a classifier, whose head gives them scores and no token a logit; empty for other models.
     """
 
     kv_shape: KVShape
     vocab_size: int
+    causal: bool
     labels: tuple[str, ...]
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:

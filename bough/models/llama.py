@@ -100,6 +100,8 @@ class _Layer:
 class Llama:
     """A :class:`bough.models.base.Model`."""
 
+    causal = True
+
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         c = LlamaConfig.read(config)
         rotary = rotary_table(rope_parameters(config), c.head_dim, n_positions).to(context.device)

@@ -94,7 +94,9 @@ class Scheduler:
         self._rows = Rows(config.max_running, model.context_length)
         policy = POLICIES.get(config.policy)(kv.waiting, draw)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
-        self._planner = Planner(kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock)
+        self._planner = Planner(
+            kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock, whole=not model.causal
+        )
         self._constraints = Constraints(
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on"
         )
@@ -207,7 +209,14 @@ class Scheduler:
         ):
             raise Overloaded("the queue is full", retry_after=1.0)
         model = self._model
-        validate_request(request, self._limits, model.vocab_size, model.context_length, classifies=bool(model.labels))
+        validate_request(
+            request,
+            self._limits,
+            model.vocab_size,
+            model.context_length,
+            generates=model.generates,
+            classifies=bool(model.labels),
+        )
         params = request.params
         now = self._clock()
         self._arrivals += 1

@@ -44,6 +44,7 @@ class BuiltWorker:
     n_parameters: int
     vocab_size: int
     labels: tuple[str, ...]
+    causal: bool
 
 
 def build_worker(
@@ -65,9 +66,12 @@ def build_worker(
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
         model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
-        n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
+        if model.causal:
+            n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
+        else:  # which keeps nothing; the cells only count
+            n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
         pool = KVPool(model.kv_shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)
-    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels)
+    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)

@@ -17,11 +17,12 @@ Tensor = torch.Tensor
 
 @dataclass(slots=True)
 class _Row:
-    """``total`` is the sum of the hidden states so far, for a mean."""
+    """``sum`` is that of the hidden states so far, for a mean; ``first`` the first of them."""
 
     kind: Pooling
     length: int
-    total: Tensor | None = None
+    sum: Tensor | None = None
+    first: Tensor | None = None
 
 
 class Pooler:
@@ -53,13 +54,17 @@ class Pooler:
         state = self.rows[row]
         if state.kind == "mean":
             chunk = hidden.float().sum(0)
-            state.total = chunk if state.total is None else state.total + chunk
+            state.sum = chunk if state.sum is None else state.sum + chunk
+        elif state.kind == "first" and state.first is None:
+            state.first = hidden[0].float()
         if start + len(hidden) < state.length:
             return None
         if state.kind == "classify":
             pooled = scores(hidden[-1:])[0].float()
+        elif state.sum is not None:
+            pooled = state.sum / state.length
         else:
-            pooled = hidden[-1].float() if state.total is None else state.total / state.length
+            pooled = hidden[-1].float() if state.first is None else state.first
         if not bool(torch.isfinite(pooled).all()):
             raise ValueError("the vector is not finite")
         return np.array(pooled.cpu().numpy(), np.float32)

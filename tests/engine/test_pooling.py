@@ -35,10 +35,11 @@ def expected(folder: Path, ids: list[int], kind: Pooling) -> np.ndarray:
     from transformers import AutoModel
 
     hidden = AutoModel.from_pretrained(folder, dtype=torch.float32)(torch.tensor([ids])).last_hidden_state[0].detach()
-    return (hidden[-1] if kind == "last" else hidden.mean(0)).numpy()
+    vector: np.ndarray = {"last": hidden[-1], "first": hidden[0], "mean": hidden.mean(0)}[kind].numpy()
+    return vector
 
 
-@pytest.mark.parametrize("kind", ["last", "mean"])
+@pytest.mark.parametrize("kind", ["last", "mean", "first"])
 def test_equals_transformers(folder: Path, engine: Engine, kind: Pooling) -> None:
     found = engine.embed(PROMPTS, kind)
     for prompt, embedding in zip(PROMPTS, found, strict=True):
@@ -122,7 +123,8 @@ def test_classifier(tmp_path: Path, labels: list[str] | None) -> None:
 @pytest.mark.parametrize(("modes", "kind"), [
     ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
     ({"pooling_mode_lasttoken": True}, "last"),
-    ({"pooling_mode_cls_token": True}, None),
+    ({"pooling_mode_cls_token": True}, "first"),
+    ({"pooling_mode_max_tokens": True}, None),
     ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True}, None),
 ])  # fmt: skip
 def test_pooling_of_sentence_transformers(tmp_path: Path, modes: dict[str, bool], kind: str | None) -> None:

@@ -352,6 +352,8 @@ def _judge(status: int, body: bytes) -> tuple[int, str]:
             error = json.loads(body)["error"]
         except (ValueError, KeyError):
             return status, f"unreadable error: {body[:200]!r}"
+        if isinstance(error, str):  # as Ollama words it
+            error = {"message": error}
         if not error["message"] or "Traceback" in error["message"] or " at 0x" in error["message"]:
             return status, f"bad message: {error['message'][:200]!r}"
     elif b'"error"' in body[:4096] and b"data: " in body[:64]:

@@ -21,7 +21,7 @@ class LayerContext:
     Attributes:
         ops: the registered ops.
         linear: (weight [out, in], bias [out] or None) -> the method that owns them from then on.
-        attention: writes and reads the KV; planned once per step by whoever runs the model.
+        attention: writes and reads the KV; planned once per step by whoever runs the model. An encoder brings its own.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
     """
@@ -51,6 +51,10 @@ class LayerContext:
         self._unread.pop(name, None)
         self.n_parameters += tensor.numel()
         return tensor.to(self.device)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a parameter ``name`` that was not read yet."""
+        return name in self._unread
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
         """ConfigError if the checkpoint holds parameters that nothing used and that ``ignored`` does not know.

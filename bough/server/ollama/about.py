@@ -73,7 +73,7 @@ class About:
         )
 
     def _capabilities(self) -> list[str]:
-        form, generates = self.service.form, not self.service.hello.model.labels
+        form, generates = self.service.form, self.service.hello.model.generates
         able = {
             "completion": generates, "tools": generates and form.tools is not None,
             "thinking": generates and form.reasoning is not None, "embedding": True,
