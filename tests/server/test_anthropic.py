@@ -74,7 +74,8 @@ def test_stop_reasons(server: Running, client: anthropic.Anthropic) -> None:
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "two")
     # A bound beyond the context is no mistake in this API.
     server.client.answer_next = "x" * 5000
-    full = client.messages.create(model=MODEL, max_tokens=100_000, messages=ASK, timeout=60)
+    long: Any = [{"role": "user", "content": "y" * 4000}]
+    full = client.messages.create(model=MODEL, max_tokens=100_000, messages=long, timeout=60)
     assert full.stop_reason == "model_context_window_exceeded"
 
 

@@ -20,16 +20,19 @@ class EncoderAttention:
 
     def plan(self, batch: AttentionBatch) -> None:
         self.positions = batch.positions
-        self._lengths: list[int] = torch.diff(batch.q_start).tolist()
+        self._ends: list[int] = batch.q_start[1:-1].tolist()
 
     def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, n_heads: int) -> Tensor:
         """The queries [T, H, D] of ``qkv`` [T, 3 * H * D]; its keys and values are kept until ``forward``."""
-        q, self._k, self._v = qkv.unflatten(1, (3, n_heads, -1)).unbind(1)
-        return q
+        heads = qkv.view(len(qkv), 3, n_heads, -1)
+        self._k, self._v = heads[:, 1], heads[:, 2]
+        return heads[:, 0]
 
     def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
         """[T, H, D] attention within each sequence."""
-        parts = zip(*(x.split(self._lengths) for x in (q, self._k, self._v)))
+        parts = [torch.tensor_split(x.transpose(0, 1), self._ends, dim=1) for x in (q, self._k, self._v)]
         attend = torch.nn.functional.scaled_dot_product_attention
-        found = [attend(*(x.transpose(0, 1)[None] for x in part), scale=scale)[0] for part in parts]
-        return torch.cat([x.transpose(0, 1) for x in found])
+        found = [
+            attend(queries[None], keys[None], values[None], scale=scale)[0] for queries, keys, values in zip(*parts)
+        ]
+        return torch.cat(found, dim=1).transpose(0, 1)
