@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
+
+if TYPE_CHECKING:
+    from bough.device.ops.registry import PackedApply
 
 Tensor = torch.Tensor
 
@@ -89,6 +95,18 @@ class ReferenceOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        values, wide_bias = unpack(weight).float(), None if bias is None else bias.float()
+
+        def apply(x: Tensor, out: Tensor | None = None) -> Tensor:
+            result = blocked_linear(values, wide_bias, quantise_inputs(weight.kind, x)).to(x.dtype)
+            return result if out is None else out.copy_(result)
+
+        return apply
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return unpack(weight)[ids].to(dtype)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:

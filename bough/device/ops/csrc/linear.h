@@ -1,0 +1,204 @@
+// Linear layers on packed weights, for any number of rows.
+//
+// A kernel that is already running on several threads calls prepare_rows and linear_slice itself:
+//
+//     void* prepared = ... prepared_bytes(l, rows) bytes, 64-byte aligned, shared by the threads;
+//     prepare_rows(l, x, x_stride, 0, rows, rows, prepared);          // by one thread, or cut into blocks of rows
+//     ... barrier ...
+//     linear_slice(l, prepared, 0, rows, rows, n_begin, n_end, out, out_stride);    // by each thread, its outputs
+//
+// n_begin is a multiple of PANEL; n_end, too, or n_out.
+#pragma once
+
+#include "linear_tile.h"
+
+namespace {
+
+constexpr int MOST_PANELS = DENSE_PANELS > GROUP_PANELS ? DENSE_PANELS : GROUP_PANELS;
+
+// out[rows, columns] of one tile, with bias, in the type of the output.
+template <typename T>
+INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, int rows, int64_t first, int columns,
+                        T* out, int64_t out_stride) {
+    for (int r = 0; r < rows; ++r) {
+        const float* from = tile + r * stride;
+        T* to = out + r * out_stride;
+        int i = 0;
+        for (; i + WIDTH <= columns; i += WIDTH) {
+            vf value = loadf(from + i);
+            if (l.bias) value += loadf(l.bias + first + i);
+            store(to + i, value);
+        }
+        for (; i < columns; ++i) store_one(to + i, l.bias ? from[i] + l.bias[first + i] : from[i]);
+    }
+}
+
+// P panels from `panel` on for all blocks of rows [first_row, end_row) of `total`.
+template <typename Tile, int P, typename T>
+void rows_of_panels(const PackedLinear& l, const uint32_t* prepared, int64_t first_row, int64_t end_row, int64_t total,
+                    int64_t panel, T* out, int64_t out_stride) {
+    const int64_t per_row = prepared_shape(l).per_row(), first = panel * PANEL;
+    const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
+    for (int64_t row = first_row; row < end_row; row += LINEAR_ROWS) {
+        int rows = (int)(total - row < LINEAR_ROWS ? total - row : LINEAR_ROWS);
+        float tile[LINEAR_ROWS * P * PANEL];
+        run_tile<Tile, P>(l, prepared + row * per_row, rows, panel, tile);
+        finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
+    }
+}
+
+template <typename Tile, typename T>
+void slice_of(const PackedLinear& l, const uint32_t* prepared, int64_t first_row, int64_t end_row, int64_t total,
+              int64_t panel, int64_t end_panel, T* out, int64_t out_stride) {
+    for (; panel + Tile::PANELS <= end_panel; panel += Tile::PANELS)
+        rows_of_panels<Tile, Tile::PANELS>(l, prepared, first_row, end_row, total, panel, out, out_stride);
+    for (; Tile::PANELS > 2 && panel + 2 <= end_panel; panel += 2)
+        rows_of_panels<Tile, 2>(l, prepared, first_row, end_row, total, panel, out, out_stride);
+    for (; panel < end_panel; ++panel)
+        rows_of_panels<Tile, 1>(l, prepared, first_row, end_row, total, panel, out, out_stride);
+}
+
+// out[row, n] for rows [first_row, end_row) of the `total` prepared ones and outputs [n_begin, n_end); first_row is
+// a multiple of LINEAR_ROWS, and end_row, too, or `total`. `out` is where row 0 and output 0 would lie.
+template <typename T>
+void linear_slice(const PackedLinear& l, const void* prepared_, int64_t first_row, int64_t end_row, int64_t total,
+                  int64_t n_begin, int64_t n_end, T* out, int64_t out_stride) {
+    const uint32_t* prepared = (const uint32_t*)prepared_;
+    int64_t panel = n_begin / PANEL, end = (n_end + PANEL - 1) / PANEL;
+    switch (l.kind) {
+        case LINEAR_BF16:
+            return slice_of<Bf16Tile>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_INT8:
+            return slice_of<Int8Tile>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q8:
+            return slice_of<GroupTile<Q8Format>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q4:
+            return slice_of<GroupTile<Q4Format>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q4_MIN:
+            return slice_of<GroupTile<Q4MinFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q4_ZERO:
+            return slice_of<GroupTile<Q4ZeroFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q4_K:
+            return slice_of<GroupTile<Q4KFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_Q6_K:
+            return slice_of<GroupTile<Q6KFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+    }
+}
+
+// How the outputs and rows of a call are cut into items.
+template <typename T>
+struct PackedCall {
+    const PackedLinear& l;
+    const T* x;
+    T* out;
+    int64_t out_stride, rows;
+    void* prepared;
+    int64_t n_panels, n_ranges, rows_per_item, row_blocks;
+
+    static void prepare(void* context, int64_t item) {
+        const PackedCall& c = *(const PackedCall*)context;
+        int64_t first = item * LINEAR_ROWS, left = c.rows - first;
+        prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, first, left < LINEAR_ROWS ? left : LINEAR_ROWS, c.rows,
+                     (uint32_t*)c.prepared);
+    }
+
+    static void body(void* context, int64_t item) {
+        const PackedCall& c = *(const PackedCall*)context;
+        int64_t range = item / c.row_blocks, first = item % c.row_blocks * c.rows_per_item;
+        int64_t begin = c.n_panels * range / c.n_ranges, end = c.n_panels * (range + 1) / c.n_ranges;
+        int64_t end_row = first + c.rows_per_item < c.rows ? first + c.rows_per_item : c.rows;
+        linear_slice(c.l, c.prepared, first, end_row, c.rows, begin * PANEL, end * PANEL, c.out, c.out_stride);
+    }
+
+    void run(int threads) {
+        n_panels = ceil_div(l.n_out, PANEL);
+        // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
+        // be worth the handing out: some 128 KB of weights per row block.
+        int64_t work = l.n_in * l.n_out / 65536 * ceil_div(rows, LINEAR_ROWS);
+        int64_t parts = work / threads;
+        parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
+        n_ranges = parts * threads < n_panels ? parts * threads : n_panels;
+        rows_per_item = ceil_to(rows, LINEAR_ROWS);
+        row_blocks = 1;
+        if (work < threads) threads = 1;
+        if (ceil_div(rows, LINEAR_ROWS) * l.n_in > 16384)
+            parallel_items(ceil_div(rows, LINEAR_ROWS), threads, prepare, this);
+        else
+            for (int64_t i = 0; i < ceil_div(rows, LINEAR_ROWS); ++i) prepare(this, i);
+        parallel_items(n_ranges * row_blocks, threads, body, this);
+    }
+};
+
+template <typename T>
+void packed_linear(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows, int threads) {
+    if (rows == 0) return;
+    PackedCall<T> call = {l, (const T*)x, (T*)out, out_stride, rows, scratch(SCRATCH_LINEAR, prepared_bytes(l, rows))};
+    if (!call.prepared) __builtin_trap();
+    call.run(threads);
+}
+
+// The weights of one output, scalar.
+struct RowReader {
+    const PackedLinear& l;
+    int64_t panel;
+    int lane;
+
+    static float half(uint16_t bits) {
+        uint16_t many[WIDTH] = {bits};
+        return load_half(many)[0];
+    }
+
+    int byte(int64_t word, int i) const { return (int)(l.weight[word * PANEL + lane] >> (8 * i) & 0xff); }
+
+    int value(int64_t k) const {
+        int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, g = panel * n_groups + k / GROUP;
+        int i = (int)(k % GROUP);
+        if (l.kind == LINEAR_Q8 || l.kind == LINEAR_Q6_K) return byte(g * 8 + i / 4, i % 4);
+        int both = byte(g * 4 + i % 16 / 4, i % 4);
+        return i < 16 ? both & 15 : both >> 4;
+    }
+
+    float at(int64_t k) const {
+        if (l.kind == LINEAR_BF16) {
+            uint32_t pair = l.weight[(panel * ((l.n_in + 1) / 2) + k / 2) * PANEL + lane];
+            return widen((bf16)(pair >> (k % 2 * 16)));
+        }
+        if (l.kind == LINEAR_INT8) {
+            int q = byte(panel * ((l.n_in + 3) / 4) + k / 4, (int)(k % 4));
+            return (float)(q - 128) * ((const float*)l.scale)[panel * PANEL + lane];
+        }
+        int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, g = k / GROUP;
+        int64_t scaled = scale_group_of(l, panel, g, n_groups);
+        int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
+        const uint16_t* scale = (const uint16_t*)l.scale;
+        const uint8_t* subs = (const uint8_t*)l.sub;
+        float q = (float)value(k);
+        switch (l.kind) {
+            case LINEAR_Q8: return (q - 128) * half(scale[scaled * PANEL + lane]);
+            case LINEAR_Q4: return (q - 8) * half(scale[scaled * PANEL + lane]);
+            case LINEAR_Q4_MIN:
+                return q * half(scale[scaled * 2 * PANEL + lane]) + half(scale[(scaled * 2 + 1) * PANEL + lane]);
+            case LINEAR_Q4_ZERO:
+                return (q - half(scale[(scaled * 2 + 1) * PANEL + lane])) * half(scale[scaled * 2 * PANEL + lane]);
+            case LINEAR_Q4_K:
+                return q * (half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane]) -
+                       half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane];
+            default:
+                sub += k % GROUP / 16;
+                return (q - 32) * (half(scale[super * PANEL + lane]) * (float)(int8_t)subs[sub * PANEL + lane]);
+        }
+    }
+};
+
+// out[n, n_in] := the weights of outputs ids[n], rounded to T once.
+template <typename T>
+void packed_rows(const PackedLinear& l, const int32_t* ids, int64_t n, void* out_, int threads) {
+    T* out = (T*)out_;
+    const PackedLinear* packed = &l;
+    for_rows(n, 8 * l.n_in, threads, [=](int64_t row) {
+        RowReader reader = {*packed, ids[row] / PANEL, ids[row] % PANEL};
+        for (int64_t k = 0; k < packed->n_in; ++k) store_one(out + row * packed->n_in + k, reader.at(k));
+    });
+}
+
+}  // namespace
