@@ -1,20 +1,19 @@
 // Linear layers on packed weights, for any number of rows.
 //
-// A kernel that is already running on several threads calls prepare_rows and linear_slice itself:
+// A kernel that is already running on several threads calls the parts itself:
 //
-//     void* prepared = ... prepared_bytes(l, rows) bytes, 64-byte aligned, shared by the threads;
-//     prepare_rows(l, x, x_stride, 0, rows, rows, prepared);          // by one thread, or cut into blocks of rows
+//     PreparedRows rows = {(const uint32_t*)x, x_stride / 2};          // where is_prepared(l, x, x_stride), else
+//     prepare_rows(l, x, x_stride, n, buffer);                         // by one thread, or row by row by several
+//     PreparedRows rows = {buffer, prepared_stride(l)};                // buffer: prepared_bytes(l, n), 64-byte aligned
 //     ... barrier ...
-//     linear_slice(l, prepared, 0, rows, rows, n_begin, n_end, out, out_stride);    // by each thread, its outputs
+//     linear_slice(l, rows, n, n_begin, n_end, out, out_stride);       // by each thread, its outputs
 //
-// n_begin is a multiple of PANEL; n_end, too, or n_out.
+// n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
 #pragma once
 
 #include "linear_tile.h"
 
 namespace {
-
-constexpr int MOST_PANELS = DENSE_PANELS > GROUP_PANELS ? DENSE_PANELS : GROUP_PANELS;
 
 // out[rows, columns] of one tile, with bias, in the type of the output.
 template <typename T>
@@ -33,55 +32,43 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
-// P panels from `panel` on for all blocks of rows [first_row, end_row) of `total`.
+// P panels from `panel` on, for n rows.
 template <typename Tile, int P, typename T>
-void rows_of_panels(const PackedLinear& l, const uint32_t* prepared, int64_t first_row, int64_t end_row, int64_t total,
-                    int64_t panel, T* out, int64_t out_stride) {
-    const int64_t per_row = prepared_shape(l).per_row(), first = panel * PANEL;
+void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, T* out,
+                    int64_t out_stride) {
+    const int64_t first = panel * PANEL;
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    for (int64_t row = first_row; row < end_row; row += LINEAR_ROWS) {
-        int rows = (int)(total - row < LINEAR_ROWS ? total - row : LINEAR_ROWS);
+    for (int64_t row = 0; row < n; row += LINEAR_ROWS) {
+        int rows = (int)(n - row < LINEAR_ROWS ? n - row : LINEAR_ROWS);
         float tile[LINEAR_ROWS * P * PANEL];
-        run_tile<Tile, P>(l, prepared + row * per_row, rows, panel, tile);
+        run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
     }
 }
 
 template <typename Tile, typename T>
-void slice_of(const PackedLinear& l, const uint32_t* prepared, int64_t first_row, int64_t end_row, int64_t total,
-              int64_t panel, int64_t end_panel, T* out, int64_t out_stride) {
-    for (; panel + Tile::PANELS <= end_panel; panel += Tile::PANELS)
-        rows_of_panels<Tile, Tile::PANELS>(l, prepared, first_row, end_row, total, panel, out, out_stride);
-    for (; Tile::PANELS > 2 && panel + 2 <= end_panel; panel += 2)
-        rows_of_panels<Tile, 2>(l, prepared, first_row, end_row, total, panel, out, out_stride);
-    for (; panel < end_panel; ++panel)
-        rows_of_panels<Tile, 1>(l, prepared, first_row, end_row, total, panel, out, out_stride);
+void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, T* out,
+              int64_t out_stride) {
+    for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
+        rows_of_panels<Tile, Tile::PANELS>(l, x, n, panel, out, out_stride);
+    for (; Tile::PANELS > 2 && panel + 2 <= end; panel += 2) rows_of_panels<Tile, 2>(l, x, n, panel, out, out_stride);
+    for (; panel < end; ++panel) rows_of_panels<Tile, 1>(l, x, n, panel, out, out_stride);
 }
 
-// out[row, n] for rows [first_row, end_row) of the `total` prepared ones and outputs [n_begin, n_end); first_row is
-// a multiple of LINEAR_ROWS, and end_row, too, or `total`. `out` is where row 0 and output 0 would lie.
+// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie.
 template <typename T>
-void linear_slice(const PackedLinear& l, const void* prepared_, int64_t first_row, int64_t end_row, int64_t total,
-                  int64_t n_begin, int64_t n_end, T* out, int64_t out_stride) {
-    const uint32_t* prepared = (const uint32_t*)prepared_;
+void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end, T* out,
+                  int64_t out_stride) {
     int64_t panel = n_begin / PANEL, end = (n_end + PANEL - 1) / PANEL;
     switch (l.kind) {
-        case LINEAR_BF16:
-            return slice_of<Bf16Tile>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_INT8:
-            return slice_of<Int8Tile>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q8:
-            return slice_of<GroupTile<Q8Format>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q4:
-            return slice_of<GroupTile<Q4Format>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q4_MIN:
-            return slice_of<GroupTile<Q4MinFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q4_ZERO:
-            return slice_of<GroupTile<Q4ZeroFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q4_K:
-            return slice_of<GroupTile<Q4KFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
-        case LINEAR_Q6_K:
-            return slice_of<GroupTile<Q6KFormat>>(l, prepared, first_row, end_row, total, panel, end, out, out_stride);
+        case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_INT8: return slice_of<Int8Tile>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, out, out_stride);
     }
 }
 
@@ -92,22 +79,23 @@ struct PackedCall {
     const T* x;
     T* out;
     int64_t out_stride, rows;
-    void* prepared;
+    PreparedRows prepared;
     int64_t n_panels, n_ranges, rows_per_item, row_blocks;
 
     static void prepare(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
         int64_t first = item * LINEAR_ROWS, left = c.rows - first;
-        prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, first, left < LINEAR_ROWS ? left : LINEAR_ROWS, c.rows,
-                     (uint32_t*)c.prepared);
+        prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, left < LINEAR_ROWS ? left : LINEAR_ROWS,
+                     (uint32_t*)c.prepared.row(first));
     }
 
     static void body(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
         int64_t range = item / c.row_blocks, first = item % c.row_blocks * c.rows_per_item;
         int64_t begin = c.n_panels * range / c.n_ranges, end = c.n_panels * (range + 1) / c.n_ranges;
-        int64_t end_row = first + c.rows_per_item < c.rows ? first + c.rows_per_item : c.rows;
-        linear_slice(c.l, c.prepared, first, end_row, c.rows, begin * PANEL, end * PANEL, c.out, c.out_stride);
+        int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
+        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL,
+                     c.out + first * c.out_stride, c.out_stride);
     }
 
     void run(int threads) {
@@ -121,10 +109,13 @@ struct PackedCall {
         rows_per_item = ceil_to(rows, LINEAR_ROWS);
         row_blocks = 1;
         if (work < threads) threads = 1;
-        if (ceil_div(rows, LINEAR_ROWS) * l.n_in > 16384)
-            parallel_items(ceil_div(rows, LINEAR_ROWS), threads, prepare, this);
-        else
-            for (int64_t i = 0; i < ceil_div(rows, LINEAR_ROWS); ++i) prepare(this, i);
+        if (is_prepared(l, x, l.n_in)) {
+            prepared = {(const uint32_t*)x, l.n_in / 2};
+        } else {
+            prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};
+            if (!prepared.at) __builtin_trap();
+            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > 65536 ? threads : 1, prepare, this);
+        }
         parallel_items(n_ranges * row_blocks, threads, body, this);
     }
 };
@@ -132,8 +123,7 @@ struct PackedCall {
 template <typename T>
 void packed_linear(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows, int threads) {
     if (rows == 0) return;
-    PackedCall<T> call = {l, (const T*)x, (T*)out, out_stride, rows, scratch(SCRATCH_LINEAR, prepared_bytes(l, rows))};
-    if (!call.prepared) __builtin_trap();
+    PackedCall<T> call = {l, (const T*)x, (T*)out, out_stride, rows};
     call.run(threads);
 }
 

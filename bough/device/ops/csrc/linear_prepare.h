@@ -1,9 +1,9 @@
-// What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks and laid out for the kernels.
+// What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
-// Rows come in blocks of ROWS (the last one has what is left). A block is
-//   uint32 [words][rows]      pairs of bf16, or four signed bytes
-//   float  [meta][rows]       INT8: scale, scale * sum of the bytes. Kinds with groups, for each 32 inputs: scale, and
-//                             scale * sum of the bytes: of all 32, of the first and of the second 16.
+// A prepared row is
+//   uint32 [words]    pairs of bf16, or four signed bytes
+//   float  [meta]     INT8: scale, scale * sum of the bytes. Kinds with groups, for each 32 inputs: scale, and scale *
+//                     sum of the bytes: of all 32, of the first and of the second 16.
 // Bytes are x / scale to the nearest, scale = max |x| / 127 over the row (INT8) or over 32 inputs. Whatever is not
 // finite makes the scale NaN, and with it every output of the row.
 #pragma once
@@ -12,26 +12,38 @@
 
 namespace {
 
-constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
-constexpr int GROUP = 32;                           // inputs that share a scale
+constexpr int GROUP = 32;    // inputs that share a scale
 
 INLINE int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-struct Prepared {
-    int64_t words;     // per row
-    int64_t meta;      // floats per row
-    int64_t per_row() const { return words + meta; }
-};
-
-INLINE Prepared prepared_shape(const PackedLinear& l) {
-    if (l.kind == LINEAR_BF16) return {(l.n_in + 1) / 2, 0};
-    if (l.kind == LINEAR_INT8) return {(l.n_in + 3) / 4, 2};
-    int64_t groups = ceil_to(l.n_in, GROUP) / GROUP;
-    return {groups * GROUP / 4, groups * 4};
+// Words of a prepared row, and the floats after them.
+INLINE int64_t input_words(const PackedLinear& l) {
+    if (l.kind == LINEAR_BF16) return (l.n_in + 1) / 2;
+    if (l.kind == LINEAR_INT8) return (l.n_in + 3) / 4;
+    return ceil_to(l.n_in, GROUP) / 4;
 }
 
-// Bytes that `rows` prepared rows take.
-INLINE int64_t prepared_bytes(const PackedLinear& l, int64_t rows) { return prepared_shape(l).per_row() * 4 * rows; }
+INLINE int64_t input_meta(const PackedLinear& l) {
+    if (l.kind == LINEAR_BF16) return 0;
+    return l.kind == LINEAR_INT8 ? 2 : ceil_to(l.n_in, GROUP) / GROUP * 4;
+}
+
+// Rows of inputs as the kernels read them.
+struct PreparedRows {
+    const uint32_t* at;
+    int64_t stride;    // words from one row to the next
+
+    INLINE const uint32_t* row(int64_t i) const { return at + i * stride; }
+};
+
+// Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
+// into the same few lines of a cache.
+INLINE int64_t prepared_stride(const PackedLinear& l) {
+    int64_t stride = ceil_to(input_words(l) + input_meta(l), 16);
+    return stride % 1024 ? stride : stride + 16;
+}
+
+INLINE int64_t prepared_bytes(const PackedLinear& l, int64_t rows) { return prepared_stride(l) * 4 * rows; }
 
 // max |x|, or NaN if any of them is not finite.
 template <typename T>
@@ -92,69 +104,54 @@ INLINE float scale_of(float top, float& inverse) {
 }
 
 template <typename T>
-INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to, int rows) {
-    int64_t i = 0;
-    for (; i + 2 <= n_in; i += 2) {
-        uint32_t low = narrow_bf16(widen(x[i])), high = narrow_bf16(widen(x[i + 1]));
-        to[i / 2 * rows] = low | (high << 16);
-    }
-    if (i < n_in) to[i / 2 * rows] = narrow_bf16(widen(x[i]));
-}
-
-INLINE void prepare_bf16(const bf16* x, int64_t n_in, uint32_t* to, int rows) {
-    int64_t i = 0;
-    for (; i + 2 <= n_in; i += 2) memcpy(to + i / 2 * rows, x + i, 4);
-    if (i < n_in) to[i / 2 * rows] = x[i];
+INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
+    bf16* words = (bf16*)to;
+    for (int64_t i = 0; i < n_in; ++i) words[i] = narrow_bf16(widen(x[i]));
+    if (n_in % 2) words[n_in] = 0;
 }
 
 template <typename T>
-INLINE void prepare_int8(const T* x, int64_t n_in, uint32_t* to, float* meta, int rows) {
-    constexpr int64_t PIECE = 512;
+INLINE void prepare_int8(const T* x, int64_t n_in, int64_t words, uint32_t* to) {
     float inverse, scale = scale_of(largest(x, n_in), inverse);
-    int32_t sum = 0;
-    for (int64_t first = 0; first < n_in; first += PIECE) {
-        int8_t bytes[PIECE];
-        int64_t n = n_in - first < PIECE ? n_in - first : PIECE, words = (n + 3) / 4;
-        sum += to_bytes(x + first, n, words * 4, inverse, bytes);
-        for (int64_t w = 0; w < words; ++w) memcpy(to + (first / 4 + w) * rows, bytes + 4 * w, 4);
-    }
+    float* meta = (float*)(to + words);
+    int32_t sum = to_bytes(x, n_in, words * 4, inverse, (int8_t*)to);
     meta[0] = scale;
-    meta[rows] = scale * (float)sum;
+    meta[1] = scale * (float)sum;
 }
 
 template <typename T>
-INLINE void prepare_groups(const T* x, int64_t n_in, uint32_t* to, float* meta, int rows) {
-    for (int64_t first = 0; first < n_in; first += GROUP) {
-        int8_t bytes[GROUP];
+INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, uint32_t* to) {
+    int8_t* bytes = (int8_t*)to;
+    float* meta = (float*)(to + words);
+    for (int64_t first = 0; first < n_in; first += GROUP, meta += 4) {
         int n = n_in - first < GROUP ? (int)(n_in - first) : GROUP, half = n < 16 ? n : 16;
         float inverse, scale = scale_of(largest(x + first, n), inverse);
-        int32_t low = to_bytes(x + first, half, 16, inverse, bytes);
-        int32_t high = to_bytes(x + first + half, n - half, 16, inverse, bytes + 16);
-        for (int w = 0; w < GROUP / 4; ++w) memcpy(to + (first / 4 + w) * rows, bytes + 4 * w, 4);
-        float* m = meta + first / GROUP * 4 * rows;
-        m[0] = scale;
-        m[rows] = scale * (float)(low + high);
-        m[2 * rows] = scale * (float)low;
-        m[3 * rows] = scale * (float)high;
+        int32_t low = to_bytes(x + first, half, 16, inverse, bytes + first);
+        int32_t high = to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
+        meta[0] = scale;
+        meta[1] = scale * (float)(low + high);
+        meta[2] = scale * (float)low;
+        meta[3] = scale * (float)high;
     }
 }
 
-// Prepares rows [first, first + n) of `total`, which belong to one block or begin one; x is the first of them.
+// Whether rows of x can be read as they are.
+INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride) {
+    return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
+}
+INLINE bool is_prepared(const PackedLinear&, const float*, int64_t) { return false; }
+
+// Prepares rows x[0 .. n) into `to`, prepared_stride(l) words apart.
 template <typename T>
-void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t first, int64_t n, int64_t total,
-                  uint32_t* prepared) {
-    const Prepared shape = prepared_shape(l);
-    for (int64_t row = first; row < first + n; ++row, x += x_stride) {
-        int64_t block = row / LINEAR_ROWS * LINEAR_ROWS;
-        int rows = (int)(total - block < LINEAR_ROWS ? total - block : LINEAR_ROWS);
-        uint32_t* to = prepared + block * shape.per_row() + (row - block);
-        float* meta = (float*)(to + shape.words * rows);
+void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n, uint32_t* to) {
+    const int64_t words = input_words(l), stride = prepared_stride(l);
+    for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
         if (l.kind == LINEAR_BF16)
-            prepare_bf16(x, l.n_in, to, rows);
+            prepare_bf16(x, l.n_in, to);
         else if (l.kind == LINEAR_INT8)
-            prepare_int8(x, l.n_in, to, meta, rows);
+            prepare_int8(x, l.n_in, words, to);
         else
-            prepare_groups(x, l.n_in, to, meta, rows);
+            prepare_groups(x, l.n_in, words, to);
     }
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr int PANEL = 16;                       // outputs of a panel
 constexpr int PANEL_VECS = PANEL / WIDTH;
+constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 
 // Panels that one pass takes: as many as the registers hold sums of. Kinds with groups keep two sums per output.
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
@@ -32,11 +33,11 @@ INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
 
 // sums += one word of each row times one word of each output.
 template <typename V, int R, int P>
-INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const uint32_t* a) {
+INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const uint32_t* a, int64_t a_stride) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], a[r]);
+        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], a[r * a_stride]);
 }
 
 template <int P>
@@ -48,13 +49,13 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
 
 // Whole-row sums of `words` words.
 template <typename V, int R, int P>
-INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const uint32_t* a) {
+INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& a) {
     for (int64_t i = 0; i < words; ++i) {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
         if (R <= 2)
             for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
-        add_word<V, R, P>(sums, column, a + i * R);
+        add_word<V, R, P>(sums, column, a.at + i, a.stride);
     }
 }
 
@@ -63,7 +64,7 @@ struct Bf16Tile {
     static constexpr int PANELS = DENSE_PANELS;
 
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const uint32_t* a, int64_t panel, float* out) {
+    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
         int64_t words = (l.n_in + 1) / 2;
         Sums<vf, R, P> sums;
         clear(sums);
@@ -77,15 +78,15 @@ struct Int8Tile {
     static constexpr int PANELS = DENSE_PANELS;
 
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const uint32_t* a, int64_t panel, float* out) {
+    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
         int64_t words = (l.n_in + 3) / 4;
         Sums<vi, R, P> sums;
         clear(sums);
         add_words<vi, R, P>(sums, l.weight + panel * words * PANEL, words, a);
-        const float* meta = (const float*)(a + words * R);
         const float* scale = (const float*)l.scale + panel * PANEL;
         for (int r = 0; r < R; ++r) {
-            vf row_scale = splat(meta[r]), shift = splat(-128.0f * meta[R + r]);
+            const float* meta = (const float*)(a.row(r) + words);
+            vf row_scale = splat(meta[0]), shift = splat(-128.0f * meta[1]);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 vf value = fma(to_float(sums.at[r][j]), row_scale, shift) * loadf(scale + j * WIDTH);
                 storef(out + r * P * PANEL + j * WIDTH, value);
@@ -164,15 +165,15 @@ struct GroupTile {
 
     // sums := bytes of words [first, first + n) of the group, which begins at w and a.
     template <int R, int P>
-    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const uint32_t* a, int first,
-                                 int n) {
+    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const uint32_t* a, int64_t a_stride,
+                                 int first, int n) {
         clear(sums);
 #pragma GCC unroll 8
         for (int i = first; i < first + n; ++i) {
             vu column[P * PANEL_VECS];
             if (Format::BITS == 8) {
                 load_word<P>(column, w + i * PANEL, stride);
-                add_word<vi, R, P>(sums, column, a + i * R);
+                add_word<vi, R, P>(sums, column, a + i, a_stride);
                 continue;
             }
             vu low[P * PANEL_VECS], high[P * PANEL_VECS];
@@ -181,17 +182,17 @@ struct GroupTile {
                 low[j] = column[j] & 0x0f0f0f0fu;
                 high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
             }
-            add_word<vi, R, P>(sums, low, a + i * R);
-            add_word<vi, R, P>(sums, high, a + (i + 4) * R);
+            add_word<vi, R, P>(sums, low, a + i, a_stride);
+            add_word<vi, R, P>(sums, high, a + i + 4, a_stride);
         }
     }
 
-    // total += sums, scaled. `meta` is the block's for this group, `part` which sum of bytes belongs to `sums`.
+    // total += sums, scaled. `meta` is the first row's for this group, `part` which sum of bytes belongs to `sums`.
     template <int R, int P>
     static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Affine* affine,
-                                   const float* meta, int part) {
+                                   const float* meta, int64_t stride, int part) {
         for (int r = 0; r < R; ++r) {
-            vf scale = splat(meta[r]), sum = splat(meta[part * R + r]);
+            vf scale = splat(meta[r * stride]), sum = splat(meta[r * stride + part]);
             vf shift = sum * splat(-(float)Format::ZERO);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 vf value = to_float(sums.at[r][j]);
@@ -203,13 +204,14 @@ struct GroupTile {
     }
 
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const uint32_t* a, int64_t panel, float* out) {
+    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
         const int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, stride = n_groups * LINES * PANEL;
         const uint32_t* w = l.weight + panel * stride;
-        const float* meta = (const float*)(a + n_groups * (GROUP / 4) * R);
+        const uint32_t* words = a.at;
+        const float* meta = (const float*)(words + n_groups * (GROUP / 4));
         Sums<vf, R, P> total;
         clear(total);
-        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a += GROUP / 4 * R, meta += 4 * R) {
+        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, words += GROUP / 4, meta += 4) {
             if (R <= 2)
                 for (int p = 0; p < P; ++p)
                     for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
@@ -219,10 +221,10 @@ struct GroupTile {
                     affine[j] = Format::affine(l, panel + j / PANEL_VECS, g, n_groups, j % PANEL_VECS * WIDTH, half);
                 Sums<vi, R, P> sums;
                 if (Format::SPLIT)
-                    add_group<R, P>(sums, w, stride, a, half * LINES / 2, LINES / 2);
+                    add_group<R, P>(sums, w, stride, words, a.stride, half * LINES / 2, LINES / 2);
                 else
-                    add_group<R, P>(sums, w, stride, a, 0, LINES);
-                scale_group<R, P>(total, sums, affine, meta, Format::SPLIT ? 2 + half : 1);
+                    add_group<R, P>(sums, w, stride, words, a.stride, 0, LINES);
+                scale_group<R, P>(total, sums, affine, meta, a.stride, Format::SPLIT ? 2 + half : 1);
             }
         }
         for (int r = 0; r < R; ++r)
@@ -232,7 +234,7 @@ struct GroupTile {
 
 // The same with the number of rows chosen at run time.
 template <typename Tile, int P>
-void run_tile(const PackedLinear& l, const uint32_t* a, int rows, int64_t panel, float* out) {
+void run_tile(const PackedLinear& l, const PreparedRows& a, int rows, int64_t panel, float* out) {
     switch (rows) {
         case 1: return Tile::template run<1, P>(l, a, panel, out);
         case 2: return Tile::template run<2, P>(l, a, panel, out);

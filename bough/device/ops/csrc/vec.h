@@ -79,11 +79,15 @@ INLINE bf16 narrow_bf16(float x) {
 }
 
 INLINE vh narrow_bf16(vf x) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (bits >> 16) | 0x40;
     vu unordered = (vu)(x != x);
     return __builtin_convertvector((rounded & ~unordered) | (nan & unordered), vh);
+#endif
 }
 
 INLINE void store(float* p, vf x) { storef(p, x); }
