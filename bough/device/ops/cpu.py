@@ -173,7 +173,7 @@ class PackedCall:
     def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
         self._function = function
         self._weight, self._bias = weight, None if bias is None else bias.float().contiguous()
-        self.packed = describe(weight, self._bias)
+        self.packed: PackedLinear | None = describe(weight, self._bias)
         self._address = ctypes.addressof(self.packed)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -161,8 +161,8 @@ def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
     if kind == Kind.BF16:
         return x.bfloat16().float()
     n_in = x.shape[1]
-    wide = x.float() if kind == Kind.INT8 else pad_inputs(x.float(), GROUP).unflatten(1, (-1, GROUP))
-    top = wide.abs().amax(-1, keepdim=True) 
+    wide = x.float() if kind == Kind.INT8 else pad_inputs(x.float(), GROUP).view(len(x), -(-n_in // GROUP), GROUP)
+    top = wide.abs().amax(-1, keepdim=True)
     inverse = torch.tensor(127.0) / top
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)
     q = (wide * inverse).round().nan_to_num(0.0)

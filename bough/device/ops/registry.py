@@ -8,14 +8,16 @@ from typing import Any, Literal, Protocol
 import torch
 
 from bough.device.ops import build
-from bough.device.ops.library import load
+from bough.device.ops.library import PackedLinear, load
 from bough.device.ops.packed import PackedWeight
 
 Tensor = torch.Tensor
 
 
 class PackedApply(Protocol):
-    """What :meth:`Ops.packed_linear` makes."""
+    """What :meth:`Ops.packed_linear` makes; ``packed`` describes the weight to other kernels, if there are any."""
+
+    packed: PackedLinear | None
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
