@@ -180,7 +180,8 @@ class PackedCall:
         n_in, n_out = self._weight.n_in, self._weight.n_out
         if out is None:
             out = x.new_empty(len(x), n_out)
-        _check(x.shape[1:] == (n_in,) and out.shape == (len(x), n_out) and out.stride(1) == 1, "packed_linear", x, out)
+        fits = x.shape[1:] == (n_in,) and out.shape == (len(x), n_out) and out.stride(1) == 1 and out.dtype == x.dtype
+        _check(fits, "packed_linear", x, out)
         pointers = self._address, x.data_ptr(), out.data_ptr()
         self._function(_dtype(x), *pointers, out.stride(0), len(x), torch.get_num_threads())
         return out

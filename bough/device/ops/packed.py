@@ -80,10 +80,10 @@ def from_panels(packed: Tensor, n_out: int) -> Tensor:
     return packed.movedim(-1, 1).flatten(0, 1)[:n_out]
 
 
-def pad_inputs(rows: Tensor, unit: int, value: int = 0) -> Tensor:
+def pad_inputs(rows: Tensor, unit: int) -> Tensor:
     """[N, K] with K filled up to a multiple of ``unit``."""
     missing = -rows.shape[1] % unit
-    return torch.nn.functional.pad(rows, (0, missing), value=value) if missing else rows
+    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 
 
 def pack_bf16(weight: Tensor) -> PackedWeight:
@@ -96,7 +96,7 @@ def pack_bf16(weight: Tensor) -> PackedWeight:
 def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:
     """uint8 [N, K] and float32 [N]: ``(q - 128) * scale``."""
     n_out, n_in = q.shape
-    words = pad_inputs(q, 4, 128).contiguous().view(torch.int32)
+    words = pad_inputs(q, GROUP).contiguous().view(torch.int32)
     return PackedWeight(Kind.INT8, n_out, n_in, panels(words), panels(scale))
 
 
@@ -156,12 +156,12 @@ def unpack(packed: PackedWeight) -> Tensor:
 
 
 def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
-    """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale per row
-    (INT8) or per 32 inputs. A row or group with a value that is not finite becomes NaN."""
+    """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
+    inputs. A group with a value that is not finite becomes NaN."""
     if kind == Kind.BF16:
         return x.bfloat16().float()
     n_in = x.shape[1]
-    wide = x.float() if kind == Kind.INT8 else pad_inputs(x.float(), GROUP).view(len(x), -(-n_in // GROUP), GROUP)
+    wide = pad_inputs(x.float(), GROUP).view(len(x), -(-n_in // GROUP), GROUP)
     top = wide.abs().amax(-1, keepdim=True)
     inverse = torch.tensor(127.0) / top
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)

@@ -14,7 +14,7 @@ ROWS = 4096
 
 
 def int8_per_output(parameter: Parameter) -> PackedWeight:
-    """One symmetric scale per output, the largest magnitude at 127; inputs get one per token (W8A8 dynamic)."""
+    """One symmetric scale per output, the largest magnitude at 127; inputs are rounded as they come (W8A8 dynamic)."""
     weight = parameter.dense()
     q, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight))
     for first in range(0, len(weight), ROWS):

@@ -62,7 +62,7 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
     int64_t panel = n_begin / PANEL, end = (n_end + PANEL - 1) / PANEL;
     switch (l.kind) {
         case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_INT8: return slice_of<Int8Tile>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, out, out_stride);
         case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, out, out_stride);
         case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, out, out_stride);
         case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, out, out_stride);
@@ -141,9 +141,9 @@ struct RowReader {
     int byte(int64_t word, int i) const { return (int)(l.weight[word * PANEL + lane] >> (8 * i) & 0xff); }
 
     int value(int64_t k) const {
-        int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, g = panel * n_groups + k / GROUP;
+        int64_t g = panel * n_groups_of(l) + k / GROUP;
         int i = (int)(k % GROUP);
-        if (l.kind == LINEAR_Q8 || l.kind == LINEAR_Q6_K) return byte(g * 8 + i / 4, i % 4);
+        if (l.kind == LINEAR_INT8 || l.kind == LINEAR_Q8 || l.kind == LINEAR_Q6_K) return byte(g * 8 + i / 4, i % 4);
         int both = byte(g * 4 + i % 16 / 4, i % 4);
         return i < 16 ? both & 15 : both >> 4;
     }
@@ -153,17 +153,14 @@ struct RowReader {
             uint32_t pair = l.weight[(panel * ((l.n_in + 1) / 2) + k / 2) * PANEL + lane];
             return widen((bf16)(pair >> (k % 2 * 16)));
         }
-        if (l.kind == LINEAR_INT8) {
-            int q = byte(panel * ((l.n_in + 3) / 4) + k / 4, (int)(k % 4));
-            return (float)(q - 128) * ((const float*)l.scale)[panel * PANEL + lane];
-        }
-        int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, g = k / GROUP;
+        int64_t n_groups = n_groups_of(l), g = k / GROUP;
         int64_t scaled = scale_group_of(l, panel, g, n_groups);
         int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
         const uint16_t* scale = (const uint16_t*)l.scale;
         const uint8_t* subs = (const uint8_t*)l.sub;
         float q = (float)value(k);
         switch (l.kind) {
+            case LINEAR_INT8: return (q - 128) * ((const float*)l.scale)[panel * PANEL + lane];
             case LINEAR_Q8: return (q - 128) * half(scale[scaled * PANEL + lane]);
             case LINEAR_Q4: return (q - 8) * half(scale[scaled * PANEL + lane]);
             case LINEAR_Q4_MIN:

@@ -1,11 +1,11 @@
 // What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
 // A prepared row is
-//   uint32 [words]    pairs of bf16, or four signed bytes
-//   float  [meta]     INT8: scale, scale * sum of the bytes. Kinds with groups, for each 32 inputs: scale, and scale *
-//                     sum of the bytes: of all 32, of the first and of the second 16.
-// Bytes are x / scale to the nearest, scale = max |x| / 127 over the row (INT8) or over 32 inputs. Whatever is not
-// finite makes the scale NaN, and with it every output of the row.
+//   uint32 [words]        pairs of bf16, or four signed bytes
+//   GroupMeta [groups]    for all kinds but BF16
+// Bytes are x / scale to the nearest, where 32 inputs share a scale, max |x| / 127. Scales of whole rows would be
+// cheaper, and lose far more: a few inputs of a token are many times larger than the others. Whatever is not finite
+// makes the scale NaN, and with it every output of the row.
 #pragma once
 
 #include "vec.h"
@@ -16,16 +16,21 @@ constexpr int GROUP = 32;    // inputs that share a scale
 
 INLINE int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// Words of a prepared row, and the floats after them.
-INLINE int64_t input_words(const PackedLinear& l) {
-    if (l.kind == LINEAR_BF16) return (l.n_in + 1) / 2;
-    if (l.kind == LINEAR_INT8) return (l.n_in + 3) / 4;
-    return ceil_to(l.n_in, GROUP) / 4;
-}
+// What belongs to the bytes of 32 inputs. The sums are negative: they begin the sums of products, so that a weight's
+// zero is taken from all of them at once.
+struct GroupMeta {
+    float scale;
+    float scaled_sum;      // scale * sum of the bytes
+    int32_t minus_sum;
+    int32_t minus_low;     // of the first 16 bytes
+};
+constexpr int META = sizeof(GroupMeta) / 4;
 
-INLINE int64_t input_meta(const PackedLinear& l) {
-    if (l.kind == LINEAR_BF16) return 0;
-    return l.kind == LINEAR_INT8 ? 2 : ceil_to(l.n_in, GROUP) / GROUP * 4;
+INLINE int64_t n_groups_of(const PackedLinear& l) { return (l.n_in + GROUP - 1) / GROUP; }
+
+// Words of values in a prepared row.
+INLINE int64_t input_words(const PackedLinear& l) {
+    return l.kind == LINEAR_BF16 ? (l.n_in + 1) / 2 : n_groups_of(l) * (GROUP / 4);
 }
 
 // Rows of inputs as the kernels read them.
@@ -39,7 +44,8 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t stride = ceil_to(input_words(l) + input_meta(l), 16);
+    int64_t meta = l.kind == LINEAR_BF16 ? 0 : n_groups_of(l) * META;
+    int64_t stride = ceil_to(input_words(l) + meta, 16);
     return stride % 1024 ? stride : stride + 16;
 }
 
@@ -111,27 +117,15 @@ INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
 }
 
 template <typename T>
-INLINE void prepare_int8(const T* x, int64_t n_in, int64_t words, uint32_t* to) {
-    float inverse, scale = scale_of(largest(x, n_in), inverse);
-    float* meta = (float*)(to + words);
-    int32_t sum = to_bytes(x, n_in, words * 4, inverse, (int8_t*)to);
-    meta[0] = scale;
-    meta[1] = scale * (float)sum;
-}
-
-template <typename T>
 INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, uint32_t* to) {
     int8_t* bytes = (int8_t*)to;
-    float* meta = (float*)(to + words);
-    for (int64_t first = 0; first < n_in; first += GROUP, meta += 4) {
+    GroupMeta* meta = (GroupMeta*)(to + words);
+    for (int64_t first = 0; first < n_in; first += GROUP, ++meta) {
         int n = n_in - first < GROUP ? (int)(n_in - first) : GROUP, half = n < 16 ? n : 16;
         float inverse, scale = scale_of(largest(x + first, n), inverse);
         int32_t low = to_bytes(x + first, half, 16, inverse, bytes + first);
-        int32_t high = to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
-        meta[0] = scale;
-        meta[1] = scale * (float)(low + high);
-        meta[2] = scale * (float)low;
-        meta[3] = scale * (float)high;
+        int32_t sum = low + to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
+        *meta = {scale, scale * (float)sum, -sum, -low};
     }
 }
 
@@ -148,8 +142,6 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
     for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
         if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
-        else if (l.kind == LINEAR_INT8)
-            prepare_int8(x, l.n_in, words, to);
         else
             prepare_groups(x, l.n_in, words, to);
     }

@@ -12,7 +12,7 @@ constexpr int PANEL = 16;                       // outputs of a panel
 constexpr int PANEL_VECS = PANEL / WIDTH;
 constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 
-// Panels that one pass takes: as many as the registers hold sums of. Kinds with groups keep two sums per output.
+// Panels that one pass takes: as many as the registers hold sums of. Sums of bytes are kept beside those of floats.
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
@@ -74,27 +74,6 @@ struct Bf16Tile {
     }
 };
 
-struct Int8Tile {
-    static constexpr int PANELS = DENSE_PANELS;
-
-    template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
-        int64_t words = (l.n_in + 3) / 4;
-        Sums<vi, R, P> sums;
-        clear(sums);
-        add_words<vi, R, P>(sums, l.weight + panel * words * PANEL, words, a);
-        const float* scale = (const float*)l.scale + panel * PANEL;
-        for (int r = 0; r < R; ++r) {
-            const float* meta = (const float*)(a.row(r) + words);
-            vf row_scale = splat(meta[0]), shift = splat(-128.0f * meta[1]);
-            for (int j = 0; j < P * PANEL_VECS; ++j) {
-                vf value = fma(to_float(sums.at[r][j]), row_scale, shift) * loadf(scale + j * WIDTH);
-                storef(out + r * P * PANEL + j * WIDTH, value);
-            }
-        }
-    }
-};
-
 // The scale and the minimum of WIDTH outputs in one group.
 struct Affine {
     vf scale, minimum;
@@ -106,14 +85,22 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
     return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
 }
 
-// How a kind with groups holds its values: BITS per value; ZERO is taken from every value where there is no minimum
-// (MINIMUM); SPLIT: the two halves of 32 inputs have scales of their own.
+// How a kind holds its values: BITS per value; ZERO is taken from every value where there is no minimum (MINIMUM);
+// SPLIT: the two halves of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale.
 struct Q8Format {
     static constexpr int BITS = 8, ZERO = 128;
-    static constexpr bool MINIMUM = false, SPLIT = false;
+    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         int64_t at = scale_group_of(l, panel, g, n_groups);
         return {load_half((const uint16_t*)l.scale + at * PANEL + column), vf{}};
+    }
+};
+
+struct Int8Format {
+    static constexpr int BITS = 8, ZERO = 128;
+    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t, int64_t, int column, int) {
+        return {loadf((const float*)l.scale + panel * PANEL + column), vf{}};
     }
 };
 
@@ -123,7 +110,7 @@ struct Q4Format : Q8Format {
 
 struct Q4MinFormat {
     static constexpr int BITS = 4, ZERO = 0;
-    static constexpr bool MINIMUM = true, SPLIT = false;
+    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         int64_t at = scale_group_of(l, panel, g, n_groups);
         const uint16_t* from = (const uint16_t*)l.scale + at * 2 * PANEL + column;
@@ -140,7 +127,7 @@ struct Q4ZeroFormat : Q4MinFormat {
 
 struct Q4KFormat {
     static constexpr int BITS = 4, ZERO = 0;
-    static constexpr bool MINIMUM = true, SPLIT = false;
+    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
         const uint8_t* sub = (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL + column;
@@ -150,7 +137,7 @@ struct Q4KFormat {
 
 struct Q6KFormat {
     static constexpr int BITS = 8, ZERO = 32;
-    static constexpr bool MINIMUM = false, SPLIT = true;
+    static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
         const int8_t* sub = (const int8_t*)l.sub + ((panel * n_groups + g) * 2 + half) * PANEL + column;
@@ -163,21 +150,24 @@ struct GroupTile {
     static constexpr int PANELS = GROUP_PANELS;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 
-    // sums := bytes of words [first, first + n) of the group, which begins at w and a.
+    // sums := products of words [first, first + n) of the group, which begins at w and a.
     template <int R, int P>
-    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const uint32_t* a, int64_t a_stride,
-                                 int first, int n) {
-        clear(sums);
+    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const uint32_t* a,
+                                 const GroupMeta* meta, int64_t a_stride, int first, int n) {
+        for (int r = 0; r < R; ++r) {
+            const GroupMeta& m = *(const GroupMeta*)((const uint32_t*)meta + r * a_stride);
+            int32_t minus = !Format::SPLIT ? m.minus_sum : first ? m.minus_sum - m.minus_low : m.minus_low;
+            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = (minus - vi{}) * Format::ZERO;
+        }
 #pragma GCC unroll 8
         for (int i = first; i < first + n; ++i) {
             vu column[P * PANEL_VECS];
+            load_word<P>(column, w + i * PANEL, stride);
             if (Format::BITS == 8) {
-                load_word<P>(column, w + i * PANEL, stride);
                 add_word<vi, R, P>(sums, column, a + i, a_stride);
                 continue;
             }
             vu low[P * PANEL_VECS], high[P * PANEL_VECS];
-            load_word<P>(column, w + i * PANEL, stride);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 low[j] = column[j] & 0x0f0f0f0fu;
                 high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
@@ -187,48 +177,52 @@ struct GroupTile {
         }
     }
 
-    // total += sums, scaled. `meta` is the first row's for this group, `part` which sum of bytes belongs to `sums`.
+    // total += sums, scaled.
     template <int R, int P>
     static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Affine* affine,
-                                   const float* meta, int64_t stride, int part) {
+                                   const GroupMeta* meta, int64_t stride) {
         for (int r = 0; r < R; ++r) {
-            vf scale = splat(meta[r * stride]), sum = splat(meta[r * stride + part]);
-            vf shift = sum * splat(-(float)Format::ZERO);
+            const GroupMeta& m = *(const GroupMeta*)((const uint32_t*)meta + r * stride);
+            vf scale = splat(m.scale);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
-                vf value = to_float(sums.at[r][j]);
-                value = Format::MINIMUM ? value * scale : fma(value, scale, shift);
-                total.at[r][j] = fma(value, affine[j].scale, total.at[r][j]);
-                if (Format::MINIMUM) total.at[r][j] = fma(sum, affine[j].minimum, total.at[r][j]);
+                vf value = to_float(sums.at[r][j]), factor = Format::WHOLE ? scale : scale * affine[j].scale;
+                total.at[r][j] = fma(value, factor, total.at[r][j]);
+                if (Format::MINIMUM) total.at[r][j] = fma(splat(m.scaled_sum), affine[j].minimum, total.at[r][j]);
             }
         }
     }
 
+    template <int P>
+    static INLINE void load_affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int half,
+                                   Affine (&affine)[P * PANEL_VECS]) {
+        for (int j = 0; j < P * PANEL_VECS; ++j)
+            affine[j] = Format::affine(l, panel + j / PANEL_VECS, g, n_groups, j % PANEL_VECS * WIDTH, half);
+    }
+
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
-        const int64_t n_groups = ceil_to(l.n_in, GROUP) / GROUP, stride = n_groups * LINES * PANEL;
-        const uint32_t* w = l.weight + panel * stride;
-        const uint32_t* words = a.at;
-        const float* meta = (const float*)(words + n_groups * (GROUP / 4));
+    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, float* out) {
+        const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
+        const uint32_t *w = l.weight + panel * stride, *a = x.at;
+        const GroupMeta* meta = (const GroupMeta*)(a + n_groups * (GROUP / 4));
         Sums<vf, R, P> total;
+        Affine affine[P * PANEL_VECS];
         clear(total);
-        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, words += GROUP / 4, meta += 4) {
+        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a += GROUP / 4, ++meta) {
             if (R <= 2)
                 for (int p = 0; p < P; ++p)
                     for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
-            for (int half = 0; half < (Format::SPLIT ? 2 : 1); ++half) {
-                Affine affine[P * PANEL_VECS];
-                for (int j = 0; j < P * PANEL_VECS; ++j)
-                    affine[j] = Format::affine(l, panel + j / PANEL_VECS, g, n_groups, j % PANEL_VECS * WIDTH, half);
+            constexpr int PARTS = Format::SPLIT ? 2 : 1;
+            for (int part = 0; part < PARTS; ++part) {
                 Sums<vi, R, P> sums;
-                if (Format::SPLIT)
-                    add_group<R, P>(sums, w, stride, words, a.stride, half * LINES / 2, LINES / 2);
-                else
-                    add_group<R, P>(sums, w, stride, words, a.stride, 0, LINES);
-                scale_group<R, P>(total, sums, affine, meta, a.stride, Format::SPLIT ? 2 + half : 1);
+                if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, part, affine);
+                add_group<R, P>(sums, w, stride, a, meta, x.stride, part * LINES / PARTS, LINES / PARTS);
+                scale_group<R, P>(total, sums, affine, meta, x.stride);
             }
         }
+        if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
         for (int r = 0; r < R; ++r)
-            for (int j = 0; j < P * PANEL_VECS; ++j) storef(out + r * P * PANEL + j * WIDTH, total.at[r][j]);
+            for (int j = 0; j < P * PANEL_VECS; ++j)
+                storef(out + r * P * PANEL + j * WIDTH, Format::WHOLE ? total.at[r][j] * affine[j].scale : total.at[r][j]);
     }
 };
 
