@@ -16,15 +16,25 @@ constexpr int GROUP = 32;    // inputs that share a scale
 
 INLINE int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// What belongs to the bytes of 32 inputs. The sums are negative: they begin the sums of products, so that a weight's
-// zero is taken from all of them at once.
+// What belongs to the bytes of 32 inputs.
 struct GroupMeta {
     float scale;
     float scaled_sum;      // scale * sum of the bytes
-    int32_t minus_sum;
-    int32_t minus_low;     // of the first 16 bytes
+    int32_t start;         // -(the weight's zero) * sum of the bytes: where the sums of products begin
+    int32_t start_low;     // the same for the first 16 bytes
 };
 constexpr int META = sizeof(GroupMeta) / 4;
+
+// The integer that stands for 0 in a kind of weight; 0 where it has minima instead.
+INLINE int zero_of(int kind) {
+    switch (kind) {
+        case LINEAR_INT8:
+        case LINEAR_Q8: return 128;
+        case LINEAR_Q4: return 8;
+        case LINEAR_Q6_K: return 32;
+        default: return 0;
+    }
+}
 
 INLINE int64_t n_groups_of(const PackedLinear& l) { return (l.n_in + GROUP - 1) / GROUP; }
 
@@ -51,27 +61,48 @@ INLINE int64_t prepared_stride(const PackedLinear& l) {
 
 INLINE int64_t prepared_bytes(const PackedLinear& l, int64_t rows) { return prepared_stride(l) * 4 * rows; }
 
-// max |x|, or NaN if any of them is not finite.
+INLINE int32_t sum(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) total += x[lane];
+    return total;
+#endif
+}
+
+INLINE int32_t max_lane(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t best = x[0];
+    for (int lane = 1; lane < WIDTH; ++lane) best = x[lane] > best ? x[lane] : best;
+    return best;
+#endif
+}
+
+// max |x|, or NaN if any of them is not finite. The bits of magnitudes have their order, and those of infinities and
+// NaNs come after all others.
 template <typename T>
 INLINE float largest(const T* x, int64_t n) {
-    vf best = vf{};
-    vi bad = vi{};
-    const vf infinity = splat(__builtin_inff());
+    vi best = vi{};
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH) {
-        vf value = (vf)((vu)load(x + i) & 0x7fffffffu);
-        bad |= ~(value < infinity);
-        best = vmax(value, best);
+        vi bits = (vi)load(x + i) & 0x7fffffff, more = bits > best;
+        best = (bits & more) | (best & ~more);
     }
-    float top = max_lane(best);
-    int broken = 0;
-    for (int lane = 0; lane < WIDTH; ++lane) broken |= bad[lane];
+    int32_t top = max_lane(best);
     for (; i < n; ++i) {
-        float value = __builtin_fabsf(widen(x[i]));
-        broken |= !(value < __builtin_inff());
-        top = value > top ? value : top;
+        float value = widen(x[i]);
+        int32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        bits &= 0x7fffffff;
+        top = bits > top ? bits : top;
     }
-    return broken ? __builtin_nanf("") : top;
+    if (top >= 0x7f800000) return __builtin_nanf("");
+    float value;
+    memcpy(&value, &top, sizeof value);
+    return value;
 }
 
 // x[n] -> bytes, padded with zeros up to `padded`; returns their sum.
@@ -91,14 +122,13 @@ INLINE int32_t to_bytes(const T* x, int64_t n, int64_t padded, float inverse, in
         vb b = __builtin_convertvector(q, vb);
         memcpy(bytes + i, &b, sizeof b);
     }
-    int32_t sum = 0;
-    for (int lane = 0; lane < WIDTH; ++lane) sum += total[lane];
+    int32_t result = sum(total);
     for (; i < n; ++i) {
         bytes[i] = (int8_t)__builtin_rintf(widen(x[i]) * inverse);
-        sum += bytes[i];
+        result += bytes[i];
     }
     for (; i < padded; ++i) bytes[i] = 0;
-    return sum;
+    return result;
 }
 
 // The scale for values up to `top`, and what x is multiplied with to become bytes: 0 where all of them are zero.
@@ -117,15 +147,15 @@ INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
 }
 
 template <typename T>
-INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, uint32_t* to) {
+INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
     int8_t* bytes = (int8_t*)to;
     GroupMeta* meta = (GroupMeta*)(to + words);
     for (int64_t first = 0; first < n_in; first += GROUP, ++meta) {
         int n = n_in - first < GROUP ? (int)(n_in - first) : GROUP, half = n < 16 ? n : 16;
         float inverse, scale = scale_of(largest(x + first, n), inverse);
         int32_t low = to_bytes(x + first, half, 16, inverse, bytes + first);
-        int32_t sum = low + to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
-        *meta = {scale, scale * (float)sum, -sum, -low};
+        int32_t all = low + to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
+        *meta = {scale, scale * (float)all, -zero * all, -zero * low};
     }
 }
 
@@ -135,7 +165,7 @@ INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride) {
 }
 INLINE bool is_prepared(const PackedLinear&, const float*, int64_t) { return false; }
 
-// Prepares rows x[0 .. n) into `to`, prepared_stride(l) words apart.
+// Prepares rows x[0 .. n) into `to`, prepared_stride(l) words apart, for weights of l's kind and inputs.
 template <typename T>
 void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n, uint32_t* to) {
     const int64_t words = input_words(l), stride = prepared_stride(l);
@@ -143,7 +173,7 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
         if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
         else
-            prepare_groups(x, l.n_in, words, to);
+            prepare_groups(x, l.n_in, words, zero_of(l.kind), to);
     }
 }
 

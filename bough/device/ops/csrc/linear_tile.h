@@ -31,13 +31,31 @@ INLINE void clear(Sums<V, R, P>& sums) {
 INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
 INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
 
-// sums += one word of each row times one word of each output.
+// A place in each of the rows of a block. Two pointers and a stride reach six rows; left alone, the compiler keeps a
+// pointer for every word of every row, and spends the inner loop on loading them.
+struct RowCursor {
+    const char *first, *fourth;
+    int64_t stride;    // bytes
+
+    INLINE explicit RowCursor(const void* at, int64_t words)
+        : first((const char*)at), fourth((const char*)at + 12 * words), stride(4 * words) {}
+
+    INLINE const void* operator()(int r) const { return r < 3 ? first + r * stride : fourth + (r - 3) * stride; }
+
+    INLINE void advance(int64_t bytes) {
+        first += bytes;
+        fourth += bytes;
+        asm("" : "+r"(first), "+r"(fourth));
+    }
+};
+
+// sums += word i of each row times one word of each output.
 template <typename V, int R, int P>
-INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const uint32_t* a, int64_t a_stride) {
+INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], a[r * a_stride]);
+        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
 }
 
 template <int P>
@@ -49,13 +67,14 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
 
 // Whole-row sums of `words` words.
 template <typename V, int R, int P>
-INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& a) {
-    for (int64_t i = 0; i < words; ++i) {
+INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x) {
+    RowCursor a(x.at, x.stride);
+    for (int64_t i = 0; i < words; ++i, a.advance(4)) {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
         if (R <= 2)
             for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
-        add_word<V, R, P>(sums, column, a.at + i, a.stride);
+        add_word<V, R, P>(sums, column, a, 0);
     }
 }
 
@@ -85,10 +104,10 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
     return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
 }
 
-// How a kind holds its values: BITS per value; ZERO is taken from every value where there is no minimum (MINIMUM);
-// SPLIT: the two halves of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale.
+// How a kind holds its values: BITS per value; MINIMUM: there are minima, and no zero; SPLIT: the two halves
+// of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale.
 struct Q8Format {
-    static constexpr int BITS = 8, ZERO = 128;
+    static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         int64_t at = scale_group_of(l, panel, g, n_groups);
@@ -97,7 +116,7 @@ struct Q8Format {
 };
 
 struct Int8Format {
-    static constexpr int BITS = 8, ZERO = 128;
+    static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t, int64_t, int column, int) {
         return {loadf((const float*)l.scale + panel * PANEL + column), vf{}};
@@ -105,11 +124,11 @@ struct Int8Format {
 };
 
 struct Q4Format : Q8Format {
-    static constexpr int BITS = 4, ZERO = 8;
+    static constexpr int BITS = 4;
 };
 
 struct Q4MinFormat {
-    static constexpr int BITS = 4, ZERO = 0;
+    static constexpr int BITS = 4;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         int64_t at = scale_group_of(l, panel, g, n_groups);
@@ -126,7 +145,7 @@ struct Q4ZeroFormat : Q4MinFormat {
 };
 
 struct Q4KFormat {
-    static constexpr int BITS = 4, ZERO = 0;
+    static constexpr int BITS = 4;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
@@ -136,7 +155,7 @@ struct Q4KFormat {
 };
 
 struct Q6KFormat {
-    static constexpr int BITS = 8, ZERO = 32;
+    static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
@@ -152,19 +171,19 @@ struct GroupTile {
 
     // sums := products of words [first, first + n) of the group, which begins at w and a.
     template <int R, int P>
-    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const uint32_t* a,
-                                 const GroupMeta* meta, int64_t a_stride, int first, int n) {
+    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a,
+                                 const RowCursor& meta, int first, int n) {
         for (int r = 0; r < R; ++r) {
-            const GroupMeta& m = *(const GroupMeta*)((const uint32_t*)meta + r * a_stride);
-            int32_t minus = !Format::SPLIT ? m.minus_sum : first ? m.minus_sum - m.minus_low : m.minus_low;
-            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = (minus - vi{}) * Format::ZERO;
+            const GroupMeta& m = *(const GroupMeta*)meta(r);
+            int32_t start = !Format::SPLIT ? m.start : first ? m.start - m.start_low : m.start_low;
+            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Format::MINIMUM ? vi{} : start - vi{};
         }
 #pragma GCC unroll 8
         for (int i = first; i < first + n; ++i) {
             vu column[P * PANEL_VECS];
             load_word<P>(column, w + i * PANEL, stride);
             if (Format::BITS == 8) {
-                add_word<vi, R, P>(sums, column, a + i, a_stride);
+                add_word<vi, R, P>(sums, column, a, i);
                 continue;
             }
             vu low[P * PANEL_VECS], high[P * PANEL_VECS];
@@ -172,17 +191,17 @@ struct GroupTile {
                 low[j] = column[j] & 0x0f0f0f0fu;
                 high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
             }
-            add_word<vi, R, P>(sums, low, a + i, a_stride);
-            add_word<vi, R, P>(sums, high, a + i + 4, a_stride);
+            add_word<vi, R, P>(sums, low, a, i);
+            add_word<vi, R, P>(sums, high, a, i + 4);
         }
     }
 
     // total += sums, scaled.
     template <int R, int P>
     static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Affine* affine,
-                                   const GroupMeta* meta, int64_t stride) {
+                                   const RowCursor& meta) {
         for (int r = 0; r < R; ++r) {
-            const GroupMeta& m = *(const GroupMeta*)((const uint32_t*)meta + r * stride);
+            const GroupMeta& m = *(const GroupMeta*)meta(r);
             vf scale = splat(m.scale);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 vf value = to_float(sums.at[r][j]), factor = Format::WHOLE ? scale : scale * affine[j].scale;
@@ -202,12 +221,12 @@ struct GroupTile {
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
-        const uint32_t *w = l.weight + panel * stride, *a = x.at;
-        const GroupMeta* meta = (const GroupMeta*)(a + n_groups * (GROUP / 4));
+        const uint32_t* w = l.weight + panel * stride;
+        RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
         clear(total);
-        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a += GROUP / 4, ++meta) {
+        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
             if (R <= 2)
                 for (int p = 0; p < P; ++p)
                     for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
@@ -215,8 +234,8 @@ struct GroupTile {
             for (int part = 0; part < PARTS; ++part) {
                 Sums<vi, R, P> sums;
                 if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, part, affine);
-                add_group<R, P>(sums, w, stride, a, meta, x.stride, part * LINES / PARTS, LINES / PARTS);
-                scale_group<R, P>(total, sums, affine, meta, x.stride);
+                add_group<R, P>(sums, w, stride, a, meta, part * LINES / PARTS, LINES / PARTS);
+                scale_group<R, P>(total, sums, affine, meta);
             }
         }
         if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
