@@ -117,7 +117,7 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
         q = halves[:, :, 0] | (halves[:, :, 1] << 4)
     elif q.ndim == 2:
         q = pad_inputs(q, GROUP)
-    words = q.reshape(n_out, -1).view(torch.int32)
+    words = q.contiguous().view(n_out, -1).view(torch.int32)
     return PackedWeight(kind, n_out, n_in, panels(words), panels(scale), None if sub is None else panels(sub), group)
 
 
