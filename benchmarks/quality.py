@@ -96,7 +96,12 @@ def table(results: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|--:|--:|--:|"]
     for r in results:
         name = "bfloat16 (`none`)" if r["weights"] == "none" else f"`{r['weights']}`"
-        cells = f"{r['perplexity']:.3f}", f"{r['perplexity'] / base - 1:+.2%}", f"{r['same']:.1%}", f"{r['divergence']:.4f}"
+        cells = (
+            f"{r['perplexity']:.3f}",
+            f"{r['perplexity'] / base - 1:+.2%}",
+            f"{r['same']:.1%}",
+            f"{r['divergence']:.4f}",
+        )
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
