@@ -10,7 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bough.device.ops.packed import (
-    FOUR_BITS, PAIRED, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8, quantise_inputs, unpack,
+    FOUR_BITS,
+    PAIRED,
+    Kind,
+    PackedWeight,
+    pack_bf16,
+    pack_groups,
+    pack_int8,
+    quantise_inputs,
+    unpack,
 )  # fmt: skip
 from bough.device.ops.registry import Ops
 from bough.device.quant.packed import PackedMethod, PackedTable

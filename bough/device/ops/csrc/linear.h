@@ -32,34 +32,40 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
-// P panels from `panel` on, for n rows.
-template <typename Tile, int P, typename T>
+// P panels from `panel` on, for n rows, `BLOCK` at a time.
+template <typename Tile, int P, int BLOCK, typename T>
 void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, T* out,
                     int64_t out_stride) {
     const int64_t first = panel * PANEL;
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    for (int64_t row = 0; row < n; row += LINEAR_ROWS) {
-        int rows = (int)(n - row < LINEAR_ROWS ? n - row : LINEAR_ROWS);
-        float tile[LINEAR_ROWS * P * PANEL];
-        run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, tile);
+    for (int64_t row = 0; row < n; row += BLOCK) {
+        int rows = (int)(n - row < BLOCK ? n - row : BLOCK);
+        float tile[BLOCK * P * PANEL];
+        if constexpr (BLOCK == 1)
+            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, tile);
+        else
+            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
     }
 }
 
+// What does not fill a pass is computed row by row: it is one panel at most but for bf16, and its code is not worth
+// compiling for every number of rows.
 template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, T* out,
               int64_t out_stride) {
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
-        rows_of_panels<Tile, Tile::PANELS>(l, x, n, panel, out, out_stride);
-    for (; Tile::PANELS > 2 && panel + 2 <= end; panel += 2) rows_of_panels<Tile, 2>(l, x, n, panel, out, out_stride);
-    for (; panel < end; ++panel) rows_of_panels<Tile, 1>(l, x, n, panel, out, out_stride);
+        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
+    if constexpr (Tile::PANELS > 2)
+        for (; panel + 2 <= end; panel += 2) rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
+    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, out, out_stride);
 }
 
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie.
 template <typename T>
 void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end, T* out,
                   int64_t out_stride) {
-    int64_t panel = n_begin / PANEL, end = (n_end + PANEL - 1) / PANEL;
+    int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
         case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, out, out_stride);
         case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, out, out_stride);
@@ -80,7 +86,7 @@ struct PackedCall {
     T* out;
     int64_t out_stride, rows;
     PreparedRows prepared;
-    int64_t n_panels, n_ranges, rows_per_item, row_blocks;
+    int64_t n_pairs, n_ranges, rows_per_item, row_blocks;
 
     static void prepare(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
@@ -92,20 +98,21 @@ struct PackedCall {
     static void body(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
         int64_t range = item / c.row_blocks, first = item % c.row_blocks * c.rows_per_item;
-        int64_t begin = c.n_panels * range / c.n_ranges, end = c.n_panels * (range + 1) / c.n_ranges;
+        // Whole pairs of panels, which every kind multiplies in one pass.
+        int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
         linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL,
                      c.out + first * c.out_stride, c.out_stride);
     }
 
     void run(int threads) {
-        n_panels = ceil_div(l.n_out, PANEL);
+        n_pairs = ceil_div(l.n_out, 2 * PANEL);
         // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
         // be worth the handing out: some 128 KB of weights per row block.
         int64_t work = l.n_in * l.n_out / 65536 * ceil_div(rows, LINEAR_ROWS);
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
-        n_ranges = parts * threads < n_panels ? parts * threads : n_panels;
+        n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
         rows_per_item = ceil_to(rows, LINEAR_ROWS);
         row_blocks = 1;
         if (work < threads) threads = 1;
