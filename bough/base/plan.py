@@ -51,6 +51,18 @@ class RowInit:
     logprob_from: int
 
 
+class SharedPrefix(NamedTuple):
+    """Rows of one plan that read the same cells first.
+
+    Attributes:
+        rows: [n >= 2] plan indices, rising.
+        n_tokens: how many of their first locs are equal, at least 1; all come before the rows' new tokens.
+    """
+
+    rows: Ints
+    n_tokens: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One forward: an ordered list of rows and, for each, the tokens it computes. There are no phases.
@@ -69,6 +81,8 @@ class StepPlan:
         tokens: [T] ids of the new tokens in row order; LAST where the device knows better.
         out_loc: [T] loc that receives the KV of each new token.
         sample: [B] whether the row samples a token from the logits of its last new position.
+        shared: disjoint groups of rows with equal leading locs, which a device may read once. What pays is for the
+            device to know; results do not depend on it.
     """
 
     step: int
@@ -80,6 +94,7 @@ class StepPlan:
     tokens: Ints
     out_loc: Ints
     sample: Bools
+    shared: tuple[SharedPrefix, ...] = ()
 
 
 @dataclass(slots=True)

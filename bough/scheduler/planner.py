@@ -327,6 +327,7 @@ class Planner:
             tokens=np.concatenate(parts.tokens),
             out_loc=np.concatenate(parts.out_loc),
             sample=sample,
+            shared=self._kv.shared(r, start),
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))
