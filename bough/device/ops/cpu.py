@@ -180,7 +180,7 @@ def _code(*tensors: Tensor) -> int:
             raise ValueError(f"expected contiguous tensors of one dtype, got {_shown(tensors)}")
     code = _DTYPES.get(dtype)
     if code is None:
-        raise ValueError(f"the kernels know no {dtype}")
+        raise ValueError(f"the kernels compute in float32 or bfloat16 and know no {dtype}")
     return code
 
 
