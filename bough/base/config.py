@@ -30,6 +30,9 @@ class ModelConfig:
     revision: str | None = option(None, "hub revision of the model")
     served_name: str | None = option(None, "name that clients use for the model")
     dtype: Literal["auto", "bfloat16", "float32"] = option("auto", "dtype of weights, compute and KV")
+    quantize: Literal["auto", "none", "int8", "int4"] = option(
+        "auto", "bits of the weights: as the file holds them, the dtype's, or rounded while loading"
+    )
     context_length: int | None = option(None, "longest sequence in tokens; the model's own by default")
 
 

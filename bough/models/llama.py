@@ -102,7 +102,7 @@ class Llama:
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         c = LlamaConfig.read(config)
         rotary = rotary_table(rope_parameters(config), c.head_dim, n_positions).to(context.device)
-        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size)
+        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size, c.tied)
         self._layers = [_Layer(context, f"model.layers.{i}", c, rotary) for i in range(c.n_layers)]
         self._norm = RMSNorm(context, "model.norm", c.hidden_size, c.norm_eps)
         self.vocab_size = min(n_ids, c.vocab_size)

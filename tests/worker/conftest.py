@@ -18,7 +18,7 @@ from bough.base.plan import LAST, PositionLogprobs, RowInit, StepPlan, StepResul
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
-from bough.device.quant.dense import dense_linear
+from bough.device.quant.scheme import resolve_scheme
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.worker import Worker
@@ -147,9 +147,10 @@ def make_driver() -> Callable[..., Driver]:
     def make(
         path: Path, *, dtype: torch.dtype = torch.float32, kernels: str = "reference", n_tokens: int = 4096,
         page_size: int = 1, n_rows: int = 16, n_ids: int = 1 << 20, context_length: int = 512,
+        quantize: str = "auto",
     ) -> Driver:  # fmt: skip
         checkpoint = open_checkpoint(path)
-        context = LayerContext(checkpoint, *device_parts(kernels, dtype))
+        context = LayerContext(checkpoint, *device_parts(kernels, dtype, quantize))
         built = build_worker(
             checkpoint.config, context, WorkerSizes(n_ids=n_ids, context_length=context_length, n_rows=n_rows),
             KVConfig(pool_tokens=n_tokens), lambda: 1 << 40,
@@ -160,9 +161,9 @@ def make_driver() -> Callable[..., Driver]:
     return make
 
 
-def device_parts(kernels: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+def device_parts(kernels: Any, dtype: torch.dtype, quantize: Any = "auto") -> tuple[Any, ...]:
     ops = resolve_ops(kernels)
-    return ops, dense_linear(ops), PagedAttention(ops), dtype, torch.device("cpu")
+    return ops, resolve_scheme(quantize, ops, dtype), PagedAttention(ops), dtype, torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

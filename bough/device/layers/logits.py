@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
+from bough.device.ops.library import PackedLinear
 
 Tensor = torch.Tensor
 
@@ -22,8 +25,15 @@ class LMHead:
     ) -> None:
         """``sizes`` is (vocabulary of the checkpoint, of the tokenizer, hidden size); ``tied`` shares its weight."""
         vocab_size, n_ids, hidden_size = sizes
-        weight = tied.weight if tied else context.parameter(f"{name}.weight", (vocab_size, hidden_size))
-        self._method = context.linear(weight[:n_ids], None)
+        if tied:
+            self._method = tied.table.head(n_ids)
+        else:
+            self._method = context.head(f"{name}.weight", (vocab_size, hidden_size), n_ids)
+
+    @property
+    def parts(self) -> Sequence[PackedLinear]:
+        """See :class:`bough.device.quant.base.LinearMethod`."""
+        return self._method.parts
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""

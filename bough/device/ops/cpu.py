@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from bough.device.ops.library import AttentionCall, Library, RopeCall
+from bough.device.ops.library import AttentionCall, Library, PackedLinear, RopeCall
+from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
 
 Tensor = torch.Tensor
@@ -38,6 +39,8 @@ class CpuOps:
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
         self._linear = library.function("linear")
+        self._packed_linear = library.function("packed_linear")
+        self._packed_rows = library.function("packed_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         dtype, (n, dim) = _dtype(x, weight), x.shape
@@ -151,6 +154,43 @@ class CpuOps:
             return out
 
         return apply
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
+        return PackedCall(self._packed_linear, weight, bias)
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        _check_ints("packed_rows", ids)
+        out = torch.empty(len(ids), weight.n_in, dtype=dtype)
+        packed = ctypes.byref(describe(weight, None))
+        threads = torch.get_num_threads()
+        self._packed_rows(_dtype(out), packed, ids.data_ptr(), len(ids), out.data_ptr(), threads)
+        return out
+
+
+class PackedCall:
+    """Multiplies with one packed weight; ``packed`` describes it to other kernels and lives as long as this does."""
+
+    def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
+        self._function = function
+        self._weight, self._bias = weight, None if bias is None else bias.float().contiguous()
+        self.packed: PackedLinear | None = describe(weight, self._bias)
+        self._address = ctypes.addressof(self.packed)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        n_in, n_out = self._weight.n_in, self._weight.n_out
+        if out is None:
+            out = x.new_empty(len(x), n_out)
+        fits = x.shape[1:] == (n_in,) and out.shape == (len(x), n_out) and out.stride(1) == 1 and out.dtype == x.dtype
+        _check(fits, "packed_linear", x, out)
+        pointers = self._address, x.data_ptr(), out.data_ptr()
+        self._function(_dtype(x), *pointers, out.stride(0), len(x), torch.get_num_threads())
+        return out
+
+
+def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
+    """The weight as the kernels know it; it does not keep the tensors alive."""
+    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
+    return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
 
 
 def _dtype(*tensors: Tensor) -> int:

@@ -38,6 +38,16 @@ class RopeCall(ctypes.Structure):
     )
 
 
+class PackedLinear(ctypes.Structure):
+    """``PackedLinear`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias")),
+        *((name, c_int64) for name in ("n_in", "n_out")),
+        *((name, c_int) for name in ("kind", "group")),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
     "set_region": (None, (c_void_p,)),
@@ -51,6 +61,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
+    "packed_linear": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
 }
 
 

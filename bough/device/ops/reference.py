@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from bough.device.ops.library import PackedLinear
+from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
+
+if TYPE_CHECKING:
+    from bough.device.ops.registry import PackedApply
 
 Tensor = torch.Tensor
 
@@ -89,6 +96,25 @@ class ReferenceOps:
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        return ReferencePacked(weight, bias)
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return unpack(weight)[ids].to(dtype)
+
+
+class ReferencePacked:
+    """:class:`bough.device.ops.registry.PackedApply` with the values of the weight in float32."""
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None) -> None:
+        self.packed: PackedLinear | None = None
+        self._kind = weight.kind
+        self._values, self._bias = unpack(weight).float(), None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        result = blocked_linear(self._values, self._bias, quantise_inputs(self._kind, x)).to(x.dtype)
+        return result if out is None else out.copy_(result)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:

@@ -8,9 +8,18 @@ from typing import Any, Literal, Protocol
 import torch
 
 from bough.device.ops import build
-from bough.device.ops.library import load
+from bough.device.ops.library import PackedLinear, load
+from bough.device.ops.packed import PackedWeight
 
 Tensor = torch.Tensor
+
+
+class PackedApply(Protocol):
+    """What :meth:`Ops.packed_linear` makes; ``packed`` describes the weight to other kernels, if there are any."""
+
+    packed: PackedLinear | None
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 class Ops(Protocol):
@@ -109,8 +118,20 @@ class Ops(Protocol):
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """A function x [T, in] -> ``x weight^T + bias`` [T, out], of weight [out, in] and bias [out] or None.
 
-        It may keep its own copy of the weight. "cpu" takes float32 only: bfloat16 is oneDNN's.
+        It may keep its own copy of the weight. "cpu" takes float32 only; for bfloat16 see ``packed_linear``.
         """
+        ...
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        """A function (x [T, in], out [T, out] or None) -> ``x weight^T + bias`` in x's dtype, in ``out`` if given.
+
+        x is rounded as :func:`bough.device.ops.packed.quantise_inputs` says; products are summed up in float32 or
+        exactly, in an order that depends on ``weight`` alone. ``out`` has contiguous rows, any distance apart.
+        """
+        ...
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights of outputs ids [T] int32, [T, in] in ``dtype``, rounded to it once."""
         ...
 
 

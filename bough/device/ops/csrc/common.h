@@ -48,6 +48,39 @@ struct RopeCall {
     int threads;
 };
 
+// How a packed weight holds the values of W [n_out, n_in].
+enum LinearKind {
+    LINEAR_BF16 = 0,      // bf16, in pairs
+    LINEAR_INT8 = 1,      // (q - 128) * scale, q of 8 bits, a float scale for each output
+    LINEAR_Q8 = 2,        // (q - 128) * scale, an fp16 scale for each group
+    LINEAR_Q4 = 3,        // (q - 8) * scale, q of 4 bits
+    LINEAR_Q4_MIN = 4,    // q * scale + minimum, both fp16 for each group
+    LINEAR_Q4_ZERO = 5,   // (q - zero) * scale, both fp16 for each group
+    LINEAR_Q4_K = 6,      // q * (d * scale) - dmin * minimum; fp16 d, dmin for 256 inputs, 8-bit scale, minimum for 32
+    LINEAR_Q6_K = 7,      // (q - 32) * (d * scale); q in 8 bits, fp16 d for 256 inputs, signed 8-bit scale for 16
+    LINEAR_KINDS = 8,
+};
+
+// One packed weight. Outputs come in panels of 16, inputs in words of 4 bytes (2 bf16, 4 8-bit or 8 4-bit values);
+// the last panel, the last word and the last 32 inputs are padded with anything:
+//   weight  uint32 [n_panels][words][16]. Word w of 4 bits, of the four of each 32 inputs, holds in the low half of
+//           its byte b input 4 w + b, in the high half input 16 + 4 w + b.
+//   scale   INT8: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
+//           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][n_in / 256][2][16] d and dmin. Q6_K: fp16
+//           [n_panels][n_in / 256][16] d.
+//   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
+//           scales of the first and the second 16 inputs. Else null.
+struct PackedLinear {
+    const uint32_t* weight;
+    const void* scale;
+    const void* sub;
+    const float* bias;    // [n_out] or null
+    int64_t n_in;
+    int64_t n_out;
+    int kind;
+    int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
+};
+
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16.
 struct KernelTable {
     void (*rms_norm[2])(const void* x, const void* weight, void* out, int64_t rows, int64_t dim, float eps,
@@ -60,6 +93,9 @@ struct KernelTable {
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
     void (*linear)(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n_in,
                    int64_t n_out, int threads);
+    void (*packed_linear[2])(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows,
+                             int threads);
+    void (*packed_rows[2])(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads);
 };
 
 typedef void (*Body)(void* context, int64_t item);
@@ -70,5 +106,5 @@ void parallel_items(int64_t n, int threads, Body body, void* context);
 
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
-enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_COUNT = 3 };
+enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_COUNT = 4 };
 void* scratch(int which, int64_t bytes);

@@ -13,6 +13,9 @@ extern const KernelTable kernels_avx2;
 #if defined(BOUGH_WITH_AVX512)
 extern const KernelTable kernels_avx512;
 #endif
+#if defined(BOUGH_WITH_AVX512VNNI)
+extern const KernelTable kernels_avx512vnni;
+#endif
 #if defined(BOUGH_WITH_AVX512BF16)
 extern const KernelTable kernels_avx512bf16;
 #endif
@@ -26,7 +29,7 @@ struct Choice {
 };
 
 // The instruction sets other than generic are left out of the build where the compiler does not know them.
-constexpr int MAX_CHOICES = 4;
+constexpr int MAX_CHOICES = 5;
 Choice choices[MAX_CHOICES];
 int n_choices = 0;
 const KernelTable* table = nullptr;
@@ -40,13 +43,17 @@ int detect() {
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+    bool bytes = avx512 && __builtin_cpu_supports("avx512vnni");
+    bool dot = bytes && __builtin_cpu_supports("avx512bf16");
     (void)dot;
 #if defined(BOUGH_WITH_AVX2)
     choices[n_choices++] = {"avx2", &kernels_avx2, avx2};
 #endif
 #if defined(BOUGH_WITH_AVX512)
     choices[n_choices++] = {"avx512", &kernels_avx512, avx512};
+#endif
+#if defined(BOUGH_WITH_AVX512VNNI)
+    choices[n_choices++] = {"avx512vnni", &kernels_avx512vnni, bytes};
 #endif
 #if defined(BOUGH_WITH_AVX512BF16)
     choices[n_choices++] = {"avx512bf16", &kernels_avx512bf16, dot};
@@ -165,4 +172,14 @@ EXPORT void bough_argmax(int dtype, const void* logits, int64_t* out, int64_t ro
 EXPORT void bough_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows,
                          int64_t n_in, int64_t n_out, int threads) {
     table->linear(x, packed, bias, out, rows, n_in, n_out, threads);
+}
+
+EXPORT void bough_packed_linear(int dtype, const PackedLinear* l, const void* x, void* out, int64_t out_stride,
+                                int64_t rows, int threads) {
+    table->packed_linear[dtype](*l, x, out, out_stride, rows, threads);
+}
+
+EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* ids, int64_t n, void* out,
+                              int threads) {
+    table->packed_rows[dtype](*l, ids, n, out, threads);
 }

@@ -2,6 +2,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "linear.h"
 
 namespace {
 
@@ -47,4 +48,6 @@ extern const KernelTable BOUGH_TABLE = {
     {paged_attention<float>, paged_attention<bf16>},
     {argmax<float>, argmax<bf16>},
     linear,
+    {packed_linear<float>, packed_linear<bf16>},
+    {packed_rows<float>, packed_rows<bf16>},
 };
