@@ -117,7 +117,7 @@ class Driver:
         rows = ints([seq.row for seq, _ in work])
         plan = StepPlan(
             self.n_steps, ints(self.released), tuple(admitted), rows, ints(start), ints(n_new), ints(tokens),
-            ints(out_loc), np.array(sample), self._groups([seq for seq, _ in work], start),
+            ints(out_loc), np.array(sample), shared=self._groups([seq for seq, _ in work], start),
         )  # fmt: skip
         self.n_steps += 1
         self.released = []
