@@ -25,6 +25,7 @@ from bough.device.layers.logits import LMHead
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
+from bough.device.ops.cells import Cells
 from bough.models.base import KVShape
 
 Tensor = torch.Tensor
@@ -88,7 +89,7 @@ class _Layer:
         self._mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", c.hidden_size, c.norm_eps)
         self._mlp = GatedMLP(context, f"{prefix}.mlp", c.hidden_size, c.intermediate_size, c.mlp_bias)
 
-    def __call__(self, x: Tensor | None, residual: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
         """What is still to be added to ``residual`` [T, D], given ``x``, what the layer before left to be added."""
         norm = self._attention_norm
         x = norm(residual) if x is None else norm.add(x, residual)
@@ -113,7 +114,7 @@ class Llama:
         )
         self.kv_shape = KVShape(c.n_layers, c.n_kv_heads, c.head_dim, context.dtype)
 
-    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):

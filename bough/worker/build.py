@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,13 @@ from bough.worker.memory import pool_tokens
 from bough.worker.model_runner import ModelRunner
 from bough.worker.sampling.sampler import Sampler
 from bough.worker.worker import Worker
+
+KV_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,8 +71,11 @@ def build_worker(
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
         model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
-        n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
-        pool = KVPool(model.kv_shape, n_tokens, context.device)
+        shape = model.kv_shape
+        if kv.kv_dtype != "auto":
+            shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
+        n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
+        pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, StepPlan
+from bough.base.plan import LAST, SharedPrefix, StepPlan
 from bough.device.attention.base import AttentionBatch
+from bough.device.ops.groups import SharedGroups
 from bough.worker.device_rows import DeviceRows
 
 Tensor = torch.Tensor
@@ -55,10 +56,20 @@ class ForwardBatch:
             seq_len=_to(plan.start + plan.n_new, rows),
             positions=_to(positions, rows),
             out_loc=_to(plan.out_loc, rows),
+            groups=_groups(plan.shared, rows),
         )
         rows.page_table[row_of, attention.positions] = attention.out_loc
         sample_at = torch.from_numpy(q_start[1:][sampled].astype(np.int64) - 1).to(rows.device)
         return cls(_tokens(plan, row_of, rows), attention, sampled, sample_at, q_start)
+
+
+def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:
+    if not shared:
+        return None
+    start = np.cumsum([0, *(len(prefix.rows) for prefix in shared)])
+    members = np.concatenate([prefix.rows for prefix in shared])
+    tokens = np.array([prefix.n_tokens for prefix in shared])
+    return SharedGroups(_to(start, rows), _to(members, rows), _to(tokens, rows))
 
 
 def _tokens(plan: StepPlan, row_of: Tensor, rows: DeviceRows) -> Tensor:
@@ -72,6 +83,6 @@ def _tokens(plan: StepPlan, row_of: Tensor, rows: DeviceRows) -> Tensor:
     return tokens
 
 
-def _to(values: NDArray[np.int32], rows: DeviceRows) -> Tensor:
+def _to(values: NDArray[np.integer], rows: DeviceRows) -> Tensor:
     """An int32 copy on the device: plans are read-only and may be shared with other ranks."""
     return torch.tensor(np.asarray(values, np.int32), device=rows.device)

@@ -6,6 +6,7 @@ import torch
 
 from bough.device.layers.context import LayerContext
 from bough.device.layers.linear import Linear
+from bough.device.ops.cells import Cells
 
 Tensor = torch.Tensor
 
@@ -40,7 +41,7 @@ class Attention:
         self._scale = head_dim**-0.5
         self._backend = context.attention
 
-    def __call__(self, x: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
         q = self._backend.write(self._qkv(x), self._rotary, k_cache, v_cache, self._n_heads)
         return self._out(self._backend.forward(q, k_cache, v_cache, self._scale).view(-1, self._width))

@@ -7,13 +7,18 @@ from collections.abc import Callable
 
 import torch
 
+from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import AttentionCall, Library, PackedLinear, RopeCall
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
 
 Tensor = torch.Tensor
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+MAX_HEAD_DIM = 512
+"""Of csrc/elementwise.h: larger heads are written to cells of the queries' dtype only."""
 
 PANEL = 64
 """Outputs per panel of a packed linear weight; TILE of csrc/tile.h."""
@@ -71,27 +76,30 @@ class CpuOps:
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
     ) -> Tensor:
-        dtype, n, rotary = _dtype(qkv, k_cache, v_cache), len(qkv), cos_sin.shape[1]
+        dtype, n, rotary = _dtype(qkv), len(qkv), cos_sin.shape[1]
+        kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
+        if head_dim > MAX_HEAD_DIM and kv_dtype != dtype:
+            raise ValueError(f"heads of {head_dim} cannot be written as {k_cache.dtype}")
         _check(
             qkv.shape == (n, (n_heads + 2 * n_kv_heads) * head_dim)
             and k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, head_dim)
             and positions.shape == out_loc.shape == (n,)
             and rotary % 2 == 0
             and rotary <= head_dim,
-            "rope_kv_write", qkv, cos_sin, positions, out_loc, k_cache, v_cache,
+            "rope_kv_write", qkv, cos_sin, positions, out_loc,
         )  # fmt: skip
         _check(cos_sin.dtype == torch.float32 and cos_sin.is_contiguous(), "rope_kv_write", cos_sin)
         _check_ints("rope_kv_write", positions, out_loc)
         q = qkv.new_empty(n, n_heads, head_dim)
         call = RopeCall(
-            qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k_cache.data_ptr(),
-            v_cache.data_ptr(), q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(),
+            qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k, v, k_scale, v_scale,
+            q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(), kv_dtype,
         )  # fmt: skip
         self._rope_kv_write(dtype, ctypes.byref(call))
         return q
@@ -99,15 +107,16 @@ class CpuOps:
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
-        dtype, (_, n_heads, dim), n_kv_heads = _dtype(q, k_cache, v_cache), q.shape, k_cache.shape[1]
+        dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
         if dim % 16:
             return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale)
         n = len(rows)
@@ -116,14 +125,19 @@ class CpuOps:
             and n_heads % n_kv_heads == 0
             and q_start.shape == (n + 1,)
             and seq_len.shape == (n,),
-            "paged_attention", q, k_cache, v_cache, rows, q_start, seq_len,
+            "paged_attention", q, rows, q_start, seq_len,
         )  # fmt: skip
         _check_ints("paged_attention", page_table, rows, q_start, seq_len)
+        kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
+        shared = (groups.start, groups.rows, groups.tokens) if groups else ()
+        _check_ints("paged_attention", *shared)
+        where: list[int | None] = [t.data_ptr() for t in shared]
         out = torch.empty_like(q)
         call = AttentionCall(
-            q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), page_table.data_ptr(),
-            rows.data_ptr(), q_start.data_ptr(), seq_len.data_ptr(), page_table.shape[1], n, n_heads, n_kv_heads,
-            dim, scale, torch.get_num_threads(),
+            q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
+            seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3),
+            page_table.shape[1], n, n_heads, n_kv_heads, dim, scale, torch.get_num_threads(), kv_dtype,
+            len(groups.tokens) if groups else 0,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
         return out
@@ -194,6 +208,14 @@ def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
 
 
 def _dtype(*tensors: Tensor) -> int:
+    """The code of the dtype that all of them have, one that is computed in; ValueError otherwise."""
+    code = _code(*tensors)
+    if code > 1:
+        raise ValueError(f"the kernels compute in float32 or bfloat16, not {tensors[0].dtype}")
+    return code
+
+
+def _code(*tensors: Tensor) -> int:
     """The code of the dtype that all of them have; ValueError if they differ or one is not contiguous."""
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -201,8 +223,19 @@ def _dtype(*tensors: Tensor) -> int:
             raise ValueError(f"expected contiguous tensors of one dtype, got {_shown(tensors)}")
     code = _DTYPES.get(dtype)
     if code is None:
-        raise ValueError(f"the kernels compute in float32 or bfloat16, not {dtype}")
+        raise ValueError(f"the kernels compute in float32 or bfloat16 and know no {dtype}")
     return code
+
+
+def _cells(k: Cells, v: Cells) -> tuple[int, int, int, int | None, int | None]:
+    """The code of their dtype, and the addresses of keys, values and, for int8, of the scales of both."""
+    if isinstance(k, QuantizedCells) and isinstance(v, QuantizedCells):
+        _dtype(k.scale, v.scale)
+        scales = k.scale.data_ptr(), v.scale.data_ptr()
+        return _code(k.data, v.data), k.data.data_ptr(), v.data.data_ptr(), *scales
+    if isinstance(k, QuantizedCells) or isinstance(v, QuantizedCells):
+        raise ValueError("either both keys and values are int8 or neither")
+    return _code(k, v), k.data_ptr(), v.data_ptr(), None, None
 
 
 def _check_ints(op: str, *tensors: Tensor) -> None:

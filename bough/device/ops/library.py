@@ -22,10 +22,11 @@ class AttentionCall(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "out", "page_table", "rows", "q_start", "seq_len")),
+        *((name, c_void_p) for name in ("k_scale", "v_scale", "group_start", "group_rows", "group_tokens")),
         ("table_stride", c_int64),
         *((name, c_int) for name in ("n_rows", "n_heads", "n_kv_heads", "head_dim")),
         ("scale", c_float),
-        ("threads", c_int),
+        *((name, c_int) for name in ("threads", "kv_dtype", "n_groups")),
     )
 
 
@@ -33,8 +34,9 @@ class RopeCall(ctypes.Structure):
     """``RopeCall`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "q")),
+        *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "k_scale", "v_scale", "q")),
         *((name, c_int) for name in ("n_tokens", "n_heads", "n_kv_heads", "head_dim", "rotary_dim", "threads")),
+        ("kv_dtype", c_int),
     )
 
 

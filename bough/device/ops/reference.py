@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
+from bough.device.ops.cells import Cells, read_cells, write_cells
+from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
 
@@ -53,8 +55,8 @@ class ReferenceOps:
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
@@ -62,21 +64,23 @@ class ReferenceOps:
         heads = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, head_dim)
         q, k, v = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
         angles = cos_sin[positions][:, None]
-        k_cache[out_loc] = rotate(k, angles)
-        v_cache[out_loc] = v
+        write_cells(k_cache, out_loc, rotate(k, angles))
+        write_cells(v_cache, out_loc, v)
         return rotate(q, angles)
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
+        # Every row reads its prefix itself: the specification of what sharing may not change.
         out = torch.empty_like(q)
         starts, lengths = q_start.tolist(), seq_len.tolist()
         for i, row in enumerate(rows.tolist()):
@@ -136,7 +140,7 @@ def blocked_linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return out[:n]
 
 
-def attend_row(q: Tensor, k_cache: Tensor, v_cache: Tensor, locs: Tensor, scale: float, out: Tensor) -> None:
+def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scale: float, out: Tensor) -> None:
     """Attention of one sequence: q [n, H, D], its last n tokens, to the cells locs [length], into out."""
     n_new, n_heads, dim = q.shape
     n_kv_heads, length = k_cache.shape[1], len(locs)
@@ -158,10 +162,10 @@ def attend_row(q: Tensor, k_cache: Tensor, v_cache: Tensor, locs: Tensor, scale:
         out[begin - start : end - start] = heads[begin - position : end - position]
 
 
-def padded_cells(cache: Tensor, locs: Tensor, n: int) -> Tensor:
+def padded_cells(cache: Cells, locs: Tensor, n: int) -> Tensor:
     """[KH, n, D] float32: the cells at ``locs``, then zeros."""
-    cells = cache.new_zeros((n, *cache.shape[1:]), dtype=torch.float32)
-    cells[: len(locs)] = cache[locs]
+    cells = torch.zeros((n, *cache.shape[1:]), device=locs.device)
+    cells[: len(locs)] = read_cells(cache, locs)
     return cells.transpose(0, 1).contiguous()
 
 

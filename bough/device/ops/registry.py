@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 import torch
 
 from bough.device.ops import build
+from bough.device.ops.cells import Cells
+from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import PackedLinear, load
 from bough.device.ops.packed import PackedWeight
 
@@ -56,8 +58,8 @@ class Ops(Protocol):
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
@@ -70,22 +72,25 @@ class Ops(Protocol):
             qkv: [T, (H + 2 KH) * D]: queries, keys, values.
             cos_sin: [n_positions, R] float32: R/2 cosines, then R/2 sines, of each position.
             positions, out_loc: [T] int32.
-            k_cache, v_cache: [N, KH, D], written at ``out_loc``.
+            k_cache, v_cache: [N, KH, D], written at ``out_loc``, rounded to what they hold.
         """
         ...
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
         """Causal attention of each row's new tokens, the last of its sequence, to all of it: [T, H, D].
+
+        Cells of float16, float32 or int8 beside bfloat16 queries are computed with as what they stand for.
 
         Args:
             q: [T, H, D]; query head h reads key-value head h // (H / KH).
@@ -95,6 +100,7 @@ class Ops(Protocol):
             q_start: [B + 1] int32 where the new tokens of each sequence begin; at least one each.
             seq_len: [B] int32 length of each sequence with its new tokens.
             scale: factor of the scores.
+            groups: rows with equal leading locs, which may be read once for all of them. Changes no bit of the result.
         """
         ...
 

@@ -8,10 +8,13 @@
 
 typedef uint16_t bf16;
 
-enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1 };
+// The first two are computed in; all of them can be what the KV pool holds.
+enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2, BOUGH_INT8 = 3 };
 
-// One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim];
-// page_table: [*, table_stride] locs; rows, seq_len: [n_rows]; q_start: [n_rows + 1] token offsets.
+// One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim] of kv_dtype;
+// k_scale, v_scale: [cells, n_kv_heads] for int8, else null; page_table: [*, table_stride] locs; rows, seq_len:
+// [n_rows]; q_start: [n_rows + 1] token offsets. Group g: the rows of the batch group_rows[group_start[g] ..
+// group_start[g + 1]) have their first group_tokens[g] locs in common, all of them before their new tokens.
 struct AttentionCall {
     const void* q;
     const void* k;
@@ -21,6 +24,11 @@ struct AttentionCall {
     const int32_t* rows;
     const int32_t* q_start;
     const int32_t* seq_len;
+    const float* k_scale;
+    const float* v_scale;
+    const int32_t* group_start;
+    const int32_t* group_rows;
+    const int32_t* group_tokens;
     int64_t table_stride;
     int n_rows;
     int n_heads;
@@ -28,10 +36,12 @@ struct AttentionCall {
     int head_dim;
     float scale;
     int threads;
+    int kv_dtype;
+    int n_groups;
 };
 
 // One call of rotary embedding and KV write. qkv: [T, (n_heads + 2 n_kv_heads) * head_dim];
-// cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim].
+// cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim]; k, v, k_scale and v_scale as for attention.
 struct RopeCall {
     const void* qkv;
     const float* cos_sin;
@@ -39,6 +49,8 @@ struct RopeCall {
     const int32_t* out_loc;
     void* k;
     void* v;
+    float* k_scale;
+    float* v_scale;
     void* q;
     int n_tokens;
     int n_heads;
@@ -46,6 +58,7 @@ struct RopeCall {
     int head_dim;
     int rotary_dim;
     int threads;
+    int kv_dtype;
 };
 
 // How a packed weight holds the values of W [n_out, n_in].

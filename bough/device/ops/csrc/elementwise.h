@@ -2,7 +2,7 @@
 // order of every sum depends only on the row's own length.
 #pragma once
 
-#include "vec.h"
+#include "cells.h"
 
 namespace {
 
@@ -113,6 +113,9 @@ INLINE void rotate(const T* from, const float* cosine, const float* sine, T* to,
     memcpy(to + 2 * half, from + 2 * half, sizeof(T) * (dim - 2 * half));
 }
 
+// Heads larger than this are written in the type of the queries only.
+constexpr int MAX_HEAD_DIM = 512;
+
 template <typename T>
 void rope_kv_write(const RopeCall& c) {
     const int64_t dim = c.head_dim, q_size = c.n_heads * dim, kv_size = c.n_kv_heads * dim;
@@ -121,13 +124,23 @@ void rope_kv_write(const RopeCall& c) {
     for_rows(c.n_tokens, q_size + 2 * kv_size, c.threads, [=](int64_t t) {
         const T* from = (const T*)call->qkv + t * (q_size + 2 * kv_size);
         const float* cosine = call->cos_sin + (int64_t)call->positions[t] * call->rotary_dim;
-        int64_t cell = (int64_t)call->out_loc[t] * kv_size;
-        T *q = (T*)call->q + t * q_size, *k = (T*)call->k + cell, *v = (T*)call->v + cell;
+        int64_t cell = (int64_t)call->out_loc[t] * call->n_kv_heads;
+        T *q = (T*)call->q + t * q_size, key[MAX_HEAD_DIM];
+        const T *keys = from + q_size, *values = keys + kv_size;
         for (int h = 0; h < call->n_heads; ++h)
             rotate(from + h * dim, cosine, cosine + half, q + h * dim, half, (int)dim);
-        for (int h = 0; h < call->n_kv_heads; ++h)
-            rotate(from + q_size + h * dim, cosine, cosine + half, k + h * dim, half, (int)dim);
-        memcpy(v, from + q_size + kv_size, sizeof(T) * kv_size);
+        if (call->kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)) {
+            T *k = (T*)call->k + cell * dim, *v = (T*)call->v + cell * dim;
+            for (int h = 0; h < call->n_kv_heads; ++h)
+                rotate(keys + h * dim, cosine, cosine + half, k + h * dim, half, (int)dim);
+            memcpy(v, values, sizeof(T) * kv_size);
+            return;
+        }
+        for (int h = 0; h < call->n_kv_heads; ++h) {
+            rotate(keys + h * dim, cosine, cosine + half, key, half, (int)dim);
+            write_cell(call->kv_dtype, key, call->k, call->k_scale, cell + h, (int)dim);
+            write_cell(call->kv_dtype, values + h * dim, call->v, call->v_scale, cell + h, (int)dim);
+        }
     });
 }
 
