@@ -26,6 +26,7 @@ from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
+from bough.device.ops.stack import MOST_TOKENS, StackedLayer, StackShape
 from bough.models.base import KVShape
 
 Tensor = torch.Tensor
@@ -96,6 +97,12 @@ class _Layer:
         x = self._attention(x, k, v)
         return self._mlp(self._mlp_norm.add(x, residual))
 
+    def stacked(self) -> StackedLayer:
+        """The layer as the op that computes all of them takes it."""
+        attention, mlp = self._attention, self._mlp
+        linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
+        return StackedLayer(self._attention_norm.weight, self._mlp_norm.weight, *linears)
+
 
 class Llama:
     """A :class:`bough.models.base.Model`."""
@@ -112,10 +119,25 @@ class Llama:
         context.check_all_read(
             lambda name: name.endswith("rotary_emb.inv_freq") or (c.tied and name == "lm_head.weight")
         )
+        self._attention = context.attention
+        shape = StackShape(
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            eps=c.norm_eps,
+            scale=c.head_dim**-0.5,
+        )
+        self._stack = context.ops.layer_stack(
+            [layer.stacked() for layer in self._layers], self._norm.weight, rotary, shape
+        )
         self.kv_shape = KVShape(c.n_layers, c.n_kv_heads, c.head_dim, context.dtype)
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
+        if self._stack is not None and len(tokens) <= MOST_TOKENS:
+            return self._stack(residual, self._attention.batch, k, v)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)

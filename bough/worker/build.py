@@ -16,6 +16,7 @@ from bough.worker.device_rows import DeviceRows
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import pool_tokens
 from bough.worker.model_runner import ModelRunner
+from bough.worker.sampling.logprobs import PromptLogprobs
 from bough.worker.sampling.sampler import Sampler
 from bough.worker.worker import Worker
 
@@ -77,6 +78,6 @@ def build_worker(
         n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
         pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-    sampler = Sampler(model.vocab_size, context.ops)
-    worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)
+    runner = ModelRunner(model, context.attention, pool)
+    worker = Worker(runner, rows, Sampler(model.vocab_size, context.ops), PromptLogprobs(context.ops))
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size)

@@ -41,9 +41,13 @@ class AttentionBackend(Protocol):
 
     Attributes:
         name: what people call it.
+        batch: what was planned; RuntimeError before the first plan.
     """
 
     name: str
+
+    @property
+    def batch(self) -> AttentionBatch: ...
 
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for a step. Whatever does not depend on the layer is worked out here."""

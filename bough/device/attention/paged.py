@@ -23,18 +23,19 @@ class PagedAttention:
         self._batch = batch
 
     def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
-        batch, (_, n_kv_heads, dim) = self._planned(), k_cache.shape
+        batch, (_, n_kv_heads, dim) = self.batch, k_cache.shape
         return self._ops.rope_kv_write(
             qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, n_heads, n_kv_heads, dim
         )
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
-        batch = self._planned()
+        batch = self.batch
         return self._ops.paged_attention(
             q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scale, batch.groups
         )
 
-    def _planned(self) -> AttentionBatch:
+    @property
+    def batch(self) -> AttentionBatch:
         if self._batch is None:
             raise RuntimeError("forward before plan")
         return self._batch

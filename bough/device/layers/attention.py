@@ -15,6 +15,9 @@ class Attention:
     """Projections, rotation, KV write and attention of one layer.
 
     The KV of all T tokens is written before any of them attends, so that rows of one step may share cells.
+
+    Attributes:
+        qkv, out: the projections.
     """
 
     def __init__(
@@ -33,8 +36,8 @@ class Attention:
             (f"{prefix}.k_proj", n_kv_heads * head_dim),
             (f"{prefix}.v_proj", n_kv_heads * head_dim),
         ]
-        self._qkv = Linear(context, qkv, hidden_size, bias)
-        self._out = Linear(context, [(f"{prefix}.o_proj", hidden_size)], n_heads * head_dim, bias)
+        self.qkv = Linear(context, qkv, hidden_size, bias)
+        self.out = Linear(context, [(f"{prefix}.o_proj", hidden_size)], n_heads * head_dim, bias)
         self._n_heads = n_heads
         self._width = n_heads * head_dim
         self._rotary = rotary
@@ -43,5 +46,5 @@ class Attention:
 
     def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
-        q = self._backend.write(self._qkv(x), self._rotary, k_cache, v_cache, self._n_heads)
-        return self._out(self._backend.forward(q, k_cache, v_cache, self._scale).view(-1, self._width))
+        q = self._backend.write(self.qkv(x), self._rotary, k_cache, v_cache, self._n_heads)
+        return self.out(self._backend.forward(q, k_cache, v_cache, self._scale).view(-1, self._width))

@@ -38,7 +38,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 """Instruction set -> flags; all of them go into one library, which chooses at run time."""
 
-COMPILE_SECONDS = 300
+COMPILE_SECONDS = 900
 
 
 class BuildError(Exception):

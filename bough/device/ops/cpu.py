@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.groups import SharedGroups
-from bough.device.ops.library import AttentionCall, Library, PackedLinear, RopeCall
+from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
 
 Tensor = torch.Tensor
 
@@ -43,6 +45,9 @@ class CpuOps:
         self._rope_kv_write = library.function("rope_kv_write")
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
+        self._apply_bitmask = library.function("apply_bitmask")
+        self._sample = library.function("sample")
+        self._logprobs = library.function("logprobs")
         self._linear = library.function("linear")
         self._packed_linear = library.function("packed_linear")
         self._packed_rows = library.function("packed_rows")
@@ -149,7 +154,38 @@ class CpuOps:
         return out
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        self._reference.apply_bitmask(logits, masks, rows)
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        words = -(-vocab // 32)
+        _check(masks.shape == (len(rows), words) and rows.dim() == 1, "apply_bitmask", logits, masks, rows)
+        _check_ints("apply_bitmask", masks)
+        _check(rows.dtype == torch.int64 and rows.is_contiguous(), "apply_bitmask", rows)
+        if len(rows):
+            _check(0 <= int(rows.min()) and int(rows.max()) < n, "apply_bitmask", logits, masks, rows)
+        pointers = logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
+        self._apply_bitmask(dtype, *pointers, len(rows), vocab, torch.get_num_threads())
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        _check(draws.n == n, "sample", logits)
+        out = torch.empty(n, dtype=torch.int64)
+        arrays = (a.ctypes.data for a in draws.arrays())
+        call = SampleCall(logits.data_ptr(), *arrays, out.data_ptr(), n, vocab, torch.get_num_threads())
+        self._sample(dtype, ctypes.byref(call))
+        return out
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        for ids in (tokens, asked):
+            _check(ids.dtype == torch.int64 and ids.dim() == 1 and ids.is_contiguous(), "logprobs", logits, ids)
+        _check(len(tokens) == n and 0 <= n_top <= vocab, "logprobs", logits, tokens)
+        out = TokenLogprobs.empty(n, n_top, len(asked))
+        call = LogprobCall(
+            logits.data_ptr(), tokens.data_ptr(), asked.data_ptr(), out.chosen.data_ptr(), out.ranks.data_ptr(),
+            out.top_ids.data_ptr(), out.top.data_ptr(), out.asked.data_ptr(), n, vocab, n_top, len(asked),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        self._logprobs(dtype, ctypes.byref(call))
+        return out
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps a packed copy of the weight, and the bias."""
@@ -171,6 +207,13 @@ class CpuOps:
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
         return PackedCall(self._packed_linear, weight, bias)
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        if not stackable(layers, shape, final_norm.dtype):
+            return None
+        return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, rotary, shape)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)

@@ -40,6 +40,27 @@ class RopeCall(ctypes.Structure):
     )
 
 
+class SampleCall(ctypes.Structure):
+    """``SampleCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "best", "temperature", "top_k", "top_p", "least_z")),
+        *((name, c_void_p) for name in ("seeds", "positions", "out")),
+        *((name, c_int64) for name in ("n", "vocab")),
+        ("threads", c_int),
+    )
+
+
+class LogprobCall(ctypes.Structure):
+    """``LogprobCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "tokens", "asked", "chosen", "ranks", "top_ids", "top", "asked_out")),
+        *((name, c_int64) for name in ("n", "vocab", "n_top", "n_asked")),
+        ("threads", c_int),
+    )
+
+
 class PackedLinear(ctypes.Structure):
     """``PackedLinear`` of csrc/common.h."""
 
@@ -50,9 +71,40 @@ class PackedLinear(ctypes.Structure):
     )
 
 
+class LinearParts(ctypes.Structure):
+    """``LinearParts`` of csrc/common.h."""
+
+    MOST = 3
+    _fields_ = (("part", c_void_p * MOST), ("count", c_int64))
+
+
+class StackLayer(ctypes.Structure):
+    """``StackLayer`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, LinearParts) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+    )
+
+
+class StackCall(ctypes.Structure):
+    """``StackCall`` of csrc/common.h."""
+
+    MOST_TOKENS = 64
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "final_norm", "embedded", "hidden", "x", "act")),
+        ("rope", RopeCall),
+        ("attention", AttentionCall),
+        *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
+        ("eps", c_float),
+        ("threads", c_int),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
-    "set_region": (None, (c_void_p,)),
+    "set_region": (None, (c_void_p, c_void_p, c_void_p)),
     "isa": (c_char_p, ()),
     "isa_name": (c_char_p, (c_int,)),
     "set_isa": (c_int, (c_char_p,)),
@@ -62,8 +114,12 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rope_kv_write": (None, (c_int, c_void_p)),
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "apply_bitmask": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "sample": (None, (c_int, c_void_p)),
+    "logprobs": (None, (c_int, c_void_p)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
     "packed_linear": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "layer_stack": (None, (c_void_p,)),
     "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
 }
 
@@ -114,8 +170,9 @@ class Library:
         if path is None:
             return None
         with contextlib.suppress(OSError, AttributeError):
-            self._region = ctypes.CDLL(path).GOMP_parallel
-            self._functions["set_region"](ctypes.cast(self._region, c_void_p))
+            runtime = ctypes.CDLL(path)
+            entries = runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads
+            self._functions["set_region"](*(ctypes.cast(entry, c_void_p) for entry in entries))
             return path
         return None
 

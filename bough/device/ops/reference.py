@@ -7,17 +7,20 @@ attention takes ROWS queries, aligned to their positions, and KEYS keys, aligned
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
+from bough.device.ops import sampling
 from bough.device.ops.cells import Cells, read_cells, write_cells
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 
 if TYPE_CHECKING:
     from bough.device.ops.registry import PackedApply
@@ -94,15 +97,24 @@ class ReferenceOps:
         return torch.where(best.isfinite(), index, -1)
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)
-        forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
-        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+        sampling.apply_bitmask(logits, masks, rows)
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        return sampling.sample(logits, draws)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        return sampling.logprobs(logits, tokens, n_top, asked)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return ReferencePacked(weight, bias)
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        return None
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return unpack(weight)[ids].to(dtype)

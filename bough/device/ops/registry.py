@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -12,6 +12,8 @@ from bough.device.ops.cells import Cells
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import PackedLinear, load
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 
 Tensor = torch.Tensor
 
@@ -112,13 +114,22 @@ class Ops(Protocol):
         ...
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        """Set the logits of ids that may not be sampled to -inf, in place.
+        """Set the logits of forbidden tokens to -inf, in place.
 
         Args:
-            logits: [S, V] float32.
-            masks: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set where id i is allowed.
-            rows: [N] int64, the row of ``logits`` that each mask is for; rows without one stay as they are.
+            logits: [S, V].
+            masks: [R, ceil(V / 32)] int32; bit i of word w is set where token 32 w + i is allowed.
+            rows: [R] int64, different rows of ``logits``, one for each mask.
         """
+        ...
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`."""
+        ...
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        """Log-probabilities of the rows of logits [N, V]: of ``tokens`` [N] int64, of the ``n_top`` <= V likeliest
+        tokens, and of the ids ``asked`` [A] int64."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
@@ -134,6 +145,12 @@ class Ops(Protocol):
         x is rounded as :func:`bough.device.ops.packed.quantise_inputs` says; products are summed up in float32 or
         exactly, in an order that depends on ``weight`` alone. ``out`` has contiguous rows, any distance apart.
         """
+        ...
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
         ...
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:

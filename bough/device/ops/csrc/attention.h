@@ -28,6 +28,7 @@ struct Attention {
     int queries_per_unit = 0;
     Unit* units = nullptr;
     Item* items = nullptr;
+    int64_t shared_items = 0, n_items = 0;
     Group* groups = nullptr;
     Member* members = nullptr;
 
@@ -451,7 +452,8 @@ struct Attention {
         }
     }
 
-    void run() {
+    // Cuts the call into `items`: first those of shared prefixes, on whose results the others depend.
+    void plan() {
         int longest = 1, n_members = 0;
         for (int b = 0; b < call.n_rows; ++b) longest = new_tokens(b) > longest ? new_tokens(b) : longest;
         if (call.n_groups) n_members = call.group_start[call.n_groups];
@@ -462,16 +464,16 @@ struct Attention {
         int64_t max_units = (blocks + (call.n_groups ? blocks : 0)) * call.n_kv_heads;
         // Every unit may be cut into as many items as there are of average size in all.
         int64_t max_items = max_units + 4 * PARTS * call.threads;
-        Carver plan = {nullptr, 0};
+        Carver memory = {nullptr, 0};
         int32_t* group_tokens = nullptr;
         for (int pass = 0; pass < 2; ++pass) {
-            plan = {pass ? (char*)scratch(SCRATCH_PLAN, plan.used) : nullptr, 0};
-            if (pass && !plan.base) __builtin_trap();
-            plan.take(members, call.n_rows);
-            plan.take(groups, call.n_groups);
-            plan.take(group_tokens, n_members ? n_tokens : 0);
-            plan.take(units, max_units);
-            plan.take(items, max_items);
+            memory = {pass ? (char*)scratch(SCRATCH_PLAN, memory.used) : nullptr, 0};
+            if (pass && !memory.base) __builtin_trap();
+            memory.take(members, call.n_rows);
+            memory.take(groups, call.n_groups);
+            memory.take(group_tokens, n_members ? n_tokens : 0);
+            memory.take(units, max_units);
+            memory.take(items, max_items);
         }
         int n_groups = find_groups(groups, group_tokens);
         int64_t n_units = 0;
@@ -480,9 +482,13 @@ struct Attention {
         }
         int64_t n_shared = n_units;
         each_private([&](const Unit& u) { units[n_units++] = u; });
-        int64_t shared_items = cut(0, n_shared, 0);
-        int64_t n_items = cut(n_shared, n_units, shared_items);
+        shared_items = cut(0, n_shared, 0);
+        n_items = cut(n_shared, n_units, shared_items);
         lay_out(n_groups, n_shared, n_units);
+    }
+
+    void run() {
+        plan();
         parallel_items(shared_items, call.threads, body, this);
         items += shared_items;
         parallel_items(n_items - shared_items, call.threads, body, this);

@@ -28,21 +28,6 @@ INLINE int64_t cell_bytes(int dtype) {
     return dtype == BOUGH_FLOAT32 ? 4 : dtype == BOUGH_INT8 ? 1 : 2;
 }
 
-// Widens WIDTH float16 to float.
-INLINE vf load_half(const uint16_t* p) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
-#else
-    vh x;
-    memcpy(&x, p, sizeof x);
-    vu bits = __builtin_convertvector(x, vu);
-    vu magnitude = (bits & 0x7fff) << 13;
-    vu special = (vu)((vi)magnitude >= 0x7c00 << 13) & 0x7f800000;
-    vf value = (vf)magnitude * splat(0x1p112f);
-    return (vf)((vu)value | special | ((bits & 0x8000) << 16));
-#endif
-}
-
 // Rounds to the nearest float16, ties to even; what is too large becomes infinity.
 INLINE uint16_t narrow_half(float x) {
     uint32_t bits;

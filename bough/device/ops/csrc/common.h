@@ -61,6 +61,41 @@ struct RopeCall {
     int kv_dtype;
 };
 
+// One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
+// logit; top_k = vocab, top_p = 1 and least_z = -inf keep every token; least_z bounds (logit - largest) / temperature.
+struct SampleCall {
+    const void* logits;
+    const int64_t* best;
+    const float* temperature;
+    const int64_t* top_k;
+    const double* top_p;
+    const double* least_z;
+    const uint64_t* seeds;
+    const int64_t* positions;
+    int64_t* out;
+    int64_t n;
+    int64_t vocab;
+    int threads;
+};
+
+// One call of log-probabilities of n rows of logits [n, vocab]: of tokens [n], of the ids asked [n_asked] and of the
+// n_top likeliest. ranks [n] count from 1.
+struct LogprobCall {
+    const void* logits;
+    const int64_t* tokens;
+    const int64_t* asked;
+    float* chosen;
+    int64_t* ranks;
+    int64_t* top_ids;
+    float* top;
+    float* asked_out;
+    int64_t n;
+    int64_t vocab;
+    int64_t n_top;
+    int64_t n_asked;
+    int threads;
+};
+
 // How a packed weight holds the values of W [n_out, n_in].
 enum LinearKind {
     LINEAR_BF16 = 0,      // bf16, in pairs
@@ -94,6 +129,41 @@ struct PackedLinear {
     int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
 };
 
+// One layer for layer_stack. What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
+constexpr int MOST_PARTS = 3;
+struct LinearParts {
+    const PackedLinear* part[MOST_PARTS];
+    int64_t count;
+};
+struct StackLayer {
+    const void* attention_norm;
+    const void* mlp_norm;
+    LinearParts qkv, out, gate_up, down;
+    void* k;
+    void* v;
+    float* k_scale;
+    float* v_scale;
+};
+
+// One call of all layers for the T <= MOST_STACK_TOKENS tokens of `rope`, whose k and v are the layers'. `embedded`
+// and `hidden`, the normed result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
+constexpr int MOST_STACK_TOKENS = 64;
+struct StackCall {
+    const StackLayer* layers;
+    const void* final_norm;
+    const void* embedded;
+    void* hidden;
+    void* x;
+    void* act;
+    RopeCall rope;
+    AttentionCall attention;
+    int64_t n_layers;
+    int64_t hidden_size;
+    int64_t intermediate_size;
+    float eps;
+    int threads;
+};
+
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16.
 struct KernelTable {
     void (*rms_norm[2])(const void* x, const void* weight, void* out, int64_t rows, int64_t dim, float eps,
@@ -104,10 +174,15 @@ struct KernelTable {
     void (*rope_kv_write[2])(const RopeCall& call);
     void (*paged_attention[2])(const AttentionCall& call);
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
+    void (*apply_bitmask[2])(void* logits, const int32_t* masks, const int64_t* rows, int64_t n, int64_t vocab,
+                             int threads);
+    void (*sample[2])(const SampleCall& call);
+    void (*logprobs[2])(const LogprobCall& call);
     void (*linear)(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n_in,
                    int64_t n_out, int threads);
     void (*packed_linear[2])(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows,
                              int threads);
+    void (*layer_stack)(const StackCall& call);    // bfloat16
     void (*packed_rows[2])(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads);
 };
 
@@ -117,7 +192,11 @@ typedef void (*Body)(void* context, int64_t item);
 // handed out one by one, so no kernel may let its result depend on who computes what.
 void parallel_items(int64_t n, int threads, Body body, void* context);
 
+// Calls body(context, index, n) on n <= `threads` threads of the same runtime, all at once, with indices 0 .. n-1.
+typedef void (*TeamBody)(void* context, int index, int n);
+void parallel_team(int threads, TeamBody body, void* context);
+
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
-enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_COUNT = 4 };
+enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5, SCRATCH_COUNT = 6 };
 void* scratch(int which, int64_t bytes);

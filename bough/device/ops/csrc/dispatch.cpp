@@ -70,7 +70,9 @@ const int detected = detect();
 // The entry point of the OpenMP runtimes of GCC and LLVM; Python passes the one that torch has loaded, so that both
 // share one pool of threads. Without it everything runs on the calling thread.
 typedef void (*Region)(void (*body)(void*), void* context, unsigned threads, unsigned flags);
+typedef int (*Place)();
 Region region = nullptr;
+Place thread_index = nullptr, thread_count = nullptr;
 
 struct Job {
     int64_t next, n;
@@ -119,10 +121,29 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
         take_items(&job);
 }
 
+void parallel_team(int threads, TeamBody body, void* context) {
+    struct Start {
+        TeamBody body;
+        void* context;
+    } start = {body, context};
+    if (!region || threads <= 1) return body(context, 0, 1);
+    region(
+        [](void* p) {
+            const Start& s = *(const Start*)p;
+            s.body(s.context, thread_index(), thread_count());
+        },
+        &start, (unsigned)threads, 0);
+}
+
 // Digest of the sources that this library was built from.
 EXPORT const char* bough_source() { return BOUGH_SOURCE; }
 
-EXPORT void bough_set_region(Region function) { region = function; }
+// Where a parallel region begins, and what a thread asks of its place in one.
+EXPORT void bough_set_region(Region function, Place index, Place count) {
+    region = function;
+    thread_index = index;
+    thread_count = count;
+}
 
 EXPORT const char* bough_isa() { return choices[chosen].name; }
 
@@ -169,6 +190,15 @@ EXPORT void bough_argmax(int dtype, const void* logits, int64_t* out, int64_t ro
     table->argmax[dtype](logits, out, rows, vocab, threads);
 }
 
+EXPORT void bough_apply_bitmask(int dtype, void* logits, const int32_t* masks, const int64_t* rows, int64_t n,
+                                int64_t vocab, int threads) {
+    table->apply_bitmask[dtype](logits, masks, rows, n, vocab, threads);
+}
+
+EXPORT void bough_sample(int dtype, const SampleCall* call) { table->sample[dtype](*call); }
+
+EXPORT void bough_logprobs(int dtype, const LogprobCall* call) { table->logprobs[dtype](*call); }
+
 EXPORT void bough_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows,
                          int64_t n_in, int64_t n_out, int threads) {
     table->linear(x, packed, bias, out, rows, n_in, n_out, threads);
@@ -178,6 +208,8 @@ EXPORT void bough_packed_linear(int dtype, const PackedLinear* l, const void* x,
                                 int64_t rows, int threads) {
     table->packed_linear[dtype](*l, x, out, out_stride, rows, threads);
 }
+
+EXPORT void bough_layer_stack(const StackCall* call) { table->layer_stack(*call); }
 
 EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* ids, int64_t n, void* out,
                               int threads) {
