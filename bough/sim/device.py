@@ -161,10 +161,11 @@ class FakeDevice:
                 raise AssertionError(f"rows {plan.rows[rows]} do not share their first {n_tokens} locs")
 
     def _write(self, plan: StepPlan) -> None:
-        spans = _spans(plan)
         # Rows may read what others write in this step, so they are written in an order in which the cell
         # before is there: by position.
-        work = sorted((start + k, row, begin + k) for row, start, begin, end in spans for k in range(end - begin))
+        work = sorted(
+            (start + k, row, begin + k) for row, start, begin, end in _spans(plan) for k in range(end - begin)
+        )
         for position, row, index in work:
             state = self._rows[row]
             token = int(plan.tokens[index])
