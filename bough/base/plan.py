@@ -53,6 +53,18 @@ class RowInit:
     pooling: PoolingParams | None = None
 
 
+class SharedPrefix(NamedTuple):
+    """Rows of one plan that read the same cells first.
+
+    Attributes:
+        rows: [n >= 2] plan indices, rising.
+        n_tokens: how many of their first locs are equal, at least 1; all come before the rows' new tokens.
+    """
+
+    rows: Ints
+    n_tokens: int
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One forward: an ordered list of rows and, for each, the tokens it computes. There are no phases.
@@ -73,6 +85,8 @@ class StepPlan:
         sample: [B] whether the row samples a token from the logits of its last new position.
         forced: plan index -> (position of the first, ids) of generated tokens that are known without sampling and whose
             logprobs are wanted; that of position p follows from the logits of p - 1, which this step computes.
+        shared: disjoint groups of rows with equal leading locs, which a device may read once. What pays is for the
+            device to know; results do not depend on it.
     """
 
     step: int
@@ -85,6 +99,7 @@ class StepPlan:
     out_loc: Ints
     sample: Bools
     forced: dict[int, tuple[int, Ints]] = field(default_factory=dict)
+    shared: tuple[SharedPrefix, ...] = ()
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
 from bough.device.platform.cpu import CpuPlatform
-from bough.device.quant.dense import dense_linear
+from bough.device.quant.scheme import resolve_scheme
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
@@ -141,7 +141,9 @@ def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) ->
     platform = CpuPlatform(config.device.threads)
     ops = resolve_ops(config.device.kernels)
     attention = PagedAttention(ops)
-    context = LayerContext(checkpoint, ops, dense_linear(ops), attention, _dtype(config.model), platform.device)
+    dtype = _dtype(config.model)
+    scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
+    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device)
     return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
 
 

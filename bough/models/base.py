@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import torch
 
 from bough.device.layers.context import LayerContext
+from bough.device.ops.cells import Cells
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's KV looks like."""
+    """What one token's KV looks like. A model says what it computes; the pool may hold another dtype."""
 
     n_layers: int
     n_kv_heads: int
@@ -24,8 +25,9 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes over all layers, keys and values."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes over all layers, keys and values; int8 has a float32 scale per token and kv head."""
+        scale = 4 if self.dtype == torch.int8 else 0
+        return 2 * self.n_layers * self.n_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
 
 
 class Model(Protocol):
@@ -57,7 +59,7 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         """``tokens`` [T] int32 -> last hidden states [T, D], normalised.
 
         Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer), as the attention backend was planned.

@@ -19,6 +19,7 @@ from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
 from bough.device.layers.linear import Linear
 from bough.device.layers.norm import LayerNorm
+from bough.device.ops.cells import Cells
 from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
@@ -67,10 +68,10 @@ class Bert:
         self._attention = context.attention = EncoderAttention()
         prefix = "bert." if context.has("bert.embeddings.word_embeddings.weight") else ""
         embeddings = f"{prefix}embeddings"
-        self._words = Embedding(context, f"{embeddings}.word_embeddings", config["vocab_size"], d)
+        self._words = Embedding(context, f"{embeddings}.word_embeddings", config["vocab_size"], d, False)
         n_places = config["max_position_embeddings"]
-        self._places = Embedding(context, f"{embeddings}.position_embeddings", n_places, d)
-        self._types = Embedding(context, f"{embeddings}.token_type_embeddings", config["type_vocab_size"], d)
+        self._places = Embedding(context, f"{embeddings}.position_embeddings", n_places, d, False)
+        self._types = Embedding(context, f"{embeddings}.token_type_embeddings", config["type_vocab_size"], d, False)
         self._norm = LayerNorm(context, f"{embeddings}.LayerNorm", d, config["layer_norm_eps"])
         layers = range(config["num_hidden_layers"])
         self._layers = [_Layer(context, f"{prefix}encoder.layer.{i}", config) for i in layers]
@@ -81,8 +82,10 @@ class Bert:
         self.labels: tuple[str, ...] = ()
         self.kv_shape = KVShape(0, 1, 1, context.dtype)
 
-    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
-        x = self._norm(self._words(tokens) + self._places(self._attention.positions) + self._types.weight[0])
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
+        x = self._norm(
+            self._words(tokens) + self._places(self._attention.batch.positions) + self._types(torch.zeros_like(tokens))
+        )
         for layer in self._layers:
             x = layer(x)
         return x

@@ -336,6 +336,7 @@ class Planner:
             out_loc=np.concatenate(parts.out_loc),
             sample=sample,
             forced=self._forced(r, start, end, sample),
+            shared=self._kv.shared(r, start),
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))

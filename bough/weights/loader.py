@@ -14,6 +14,7 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.base.params import Pooling
+from bough.device.quant.base import Blocks
 from bough.weights.gguf import GgufFile
 from bough.weights.gguf_model import (
     config_of,
@@ -58,6 +59,9 @@ class Checkpoint(Protocol):
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
+    def blocks(self, name: str) -> Blocks | None:
+        """The undecoded blocks of a matrix; None if it is not held in blocks, ConfigError if it is missing."""
+
     def close(self) -> None:
         """Give the files back; tensors that were read stay valid."""
 
@@ -89,6 +93,17 @@ class GgufCheckpoint:
         heads = heads_to_restore(self._meta, name)
         return weight if heads is None else restore_rows(weight, heads)
 
+    def blocks(self, name: str) -> Blocks | None:
+        if name not in self._names:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        info = self._file.tensors[self._names[name]]
+        if info.format.values == 1 or len(info.shape) != 2:
+            return None
+        rows = self._file.rows(self._names[name])
+        heads = heads_to_restore(self._meta, name)
+        rows = rows if heads is None else restore_rows(rows, heads)
+        return Blocks(info.format.name, rows, info.shape[1])
+
     def close(self) -> None:
         self._file.close()
 
@@ -113,6 +128,9 @@ class FolderCheckpoint:
         if name not in self._files:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
         return self._files[name].tensor(name, dtype)
+
+    def blocks(self, name: str) -> Blocks | None:
+        return None
 
     def close(self) -> None:
         for file in self._files.values():

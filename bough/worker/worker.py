@@ -49,11 +49,13 @@ class Worker:
     leaves the others alone; an exception of the shared forward is raised.
     """
 
-    def __init__(self, runner: ModelRunner, rows: DeviceRows, sampler: Sampler) -> None:
+    def __init__(
+        self, runner: ModelRunner, rows: DeviceRows, sampler: Sampler, prompt_logprobs: PromptLogprobs
+    ) -> None:
         self._runner = runner
         self._rows = rows
         self._sampler = sampler
-        self._prompt_logprobs = PromptLogprobs()
+        self._prompt_logprobs = prompt_logprobs
         self._pooler = Pooler()
         self._broken: dict[int, Failure] = {}
         self._known = np.zeros(len(rows.last_token), np.int32)
@@ -161,7 +163,9 @@ class Worker:
 
     def _sample(self, handle: ForwardHandle, result: StepResult, masks: Masks | None) -> None:
         plan, batch = handle.plan, handle.batch
-        hidden = handle.hidden[batch.sample_at]
+        # A step of decodes samples from every token.
+        everywhere = len(batch.sampled) == len(handle.hidden)
+        hidden = handle.hidden if everywhere else handle.hidden[batch.sample_at]
         rows = plan.rows[batch.sampled].tolist()
         context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
         if masks is not None:

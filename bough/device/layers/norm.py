@@ -10,20 +10,20 @@ Tensor = torch.Tensor
 
 
 class RMSNorm:
-    """One norm; ``add`` fuses it with the residual stream."""
+    """One norm with ``weight`` [D]; ``add`` fuses it with the residual stream."""
 
     def __init__(self, context: LayerContext, name: str, size: int, eps: float) -> None:
-        self._weight = context.parameter(f"{name}.weight", (size,))
+        self.weight = context.parameter(f"{name}.weight", (size,))
         self._eps = eps
         self._norm, self._add_norm = context.ops.rms_norm, context.ops.add_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x [T, D], as a new tensor."""
-        return self._norm(x, self._weight, self._eps)
+        return self._norm(x, self.weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual += x`` in place; the norm of the new residual."""
-        return self._add_norm(x, residual, self._weight, self._eps)
+        return self._add_norm(x, residual, self.weight, self._eps)
 
 
 class LayerNorm:
