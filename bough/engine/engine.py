@@ -132,7 +132,7 @@ class Engine:
 
         Args:
             prompts: at most as many as the engine takes at a time.
-            pooling: ``last``, ``mean`` or, for a classifier, ``classify``; by default the model's own.
+            pooling: ``last``, ``first``, ``mean`` or, for a classifier, ``classify``; by default the model's own.
 
         Raises the matching BoughError when any of them cannot be done.
         """

@@ -40,7 +40,8 @@ def test_anthropic(served: Server) -> None:
         with client.messages.stream(model="tiny", max_tokens=24, messages=ASK, extra_body={"temperature": 0}) as stream:
             streamed = stream.get_final_message()
         whole = client.messages.create(model="tiny", max_tokens=24, messages=ASK, extra_body={"temperature": 0})
-        assert streamed.content == whole.content and streamed.stop_reason == whole.stop_reason
+        texts = [[block.to_dict()["text"] for block in message.content] for message in (streamed, whole)]
+        assert texts[0] == texts[1] and streamed.stop_reason == whole.stop_reason
 
 
 def test_ollama(served: Server) -> None:
