@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +100,13 @@ def build(config: Config) -> EngineCore:
     finally:
         checkpoint.close()
     built = executor.built
+    assert schedule.step_tokens is not None
+    if not built.causal:  # whole texts, and nothing of one that another could use
+        schedule = replace(schedule, step_tokens=max(schedule.step_tokens, context_length))
     kv = KVManager(
-        built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction, config.kv.cache
-    )
+        built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction,
+        config.kv.cache if built.causal else "none",
+    )  # fmt: skip
     if kv.capacity < context_length:
         log.warning("the KV pool holds %d tokens: sequences end there, not at %d", kv.capacity, context_length)
     model = ModelInfo(
@@ -114,6 +118,9 @@ def build(config: Config) -> EngineCore:
         eos_ids=_eos_ids(tokenizer, checkpoint),
         dtype=str(_dtype(config.model)).removeprefix("torch."),
         n_parameters=built.n_parameters,
+        labels=built.labels,
+        causal=built.causal,
+        pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
     grammar = Grammar(

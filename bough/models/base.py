@@ -36,10 +36,15 @@ class Model(Protocol):
     Attributes:
         kv_shape: what it keeps per token.
         vocab_size: how many ids have a logit.
+        causal: tokens attend to what is before them, so that a sequence may be computed in steps. Otherwise it is
+            computed in one, and nothing is generated.
+        labels: of a classifier, whose head gives them scores and no token a logit; empty for other models.
     """
 
     kv_shape: KVShape
     vocab_size: int
+    causal: bool
+    labels: tuple[str, ...]
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         """Read the parameters.
@@ -64,3 +69,19 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, vocab_size]."""
         ...
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, labels], of a classifier."""
+        ...
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of a config whose architecture is for sequence classification; empty for others.
+
+    A config that tells none has two, as in transformers.
+    """
+    if not any("ForSequenceClassification" in str(name) for name in config.get("architectures") or ()):
+        return ()
+    named = config.get("id2label") or {}
+    n_labels = len(named) or config.get("num_labels") or 2
+    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n_labels))

@@ -21,13 +21,13 @@ from bough.base.errors import ConfigError
 from bough.device.layers.attention import Attention
 from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
-from bough.device.layers.logits import LMHead
+from bough.device.layers.logits import LMHead, ScoreHead
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
 from bough.device.ops.stack import MOST_TOKENS, StackedLayer, StackShape
-from bough.models.base import KVShape
+from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
 
@@ -107,15 +107,23 @@ class _Layer:
 class Llama:
     """A :class:`bough.models.base.Model`."""
 
+    causal = True
+
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         c = LlamaConfig.read(config)
         rotary = rotary_table(rope_parameters(config), c.head_dim, n_positions).to(context.device)
-        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size, c.tied)
+        self.labels = labels_of(config)
+        tied = c.tied and not self.labels
+        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size, tied)
         self._layers = [_Layer(context, f"model.layers.{i}", c, rotary) for i in range(c.n_layers)]
         self._norm = RMSNorm(context, "model.norm", c.hidden_size, c.norm_eps)
         self.vocab_size = min(n_ids, c.vocab_size)
-        sizes = c.vocab_size, self.vocab_size, c.hidden_size
-        self._head = LMHead(context, "lm_head", sizes, self._embedding if c.tied else None)
+        self._head: LMHead | ScoreHead
+        if self.labels:
+            self._head = ScoreHead(context, "score", len(self.labels), c.hidden_size)
+        else:
+            sizes = c.vocab_size, self.vocab_size, c.hidden_size
+            self._head = LMHead(context, "lm_head", sizes, self._embedding if tied else None)
         context.check_all_read(
             lambda name: name.endswith("rotary_emb.inv_freq") or (c.tied and name == "lm_head.weight")
         )
@@ -144,4 +152,7 @@ class Llama:
         return self._norm(residual) if x is None else self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

@@ -51,6 +51,8 @@ class BuiltWorker:
     pool_tokens: int
     n_parameters: int
     vocab_size: int
+    labels: tuple[str, ...]
+    causal: bool
 
 
 def build_worker(
@@ -75,9 +77,12 @@ def build_worker(
         shape = model.kv_shape
         if kv.kv_dtype != "auto":
             shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
-        n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
+        if model.causal:
+            n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
+        else:  # which keeps nothing; the cells only count
+            n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
         pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
     runner = ModelRunner(model, context.attention, pool)
     worker = Worker(runner, rows, Sampler(model.vocab_size, context.ops), PromptLogprobs(context.ops))
-    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size)
+    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)

@@ -22,7 +22,7 @@ class LayerContext:
 
     Attributes:
         ops: the registered ops.
-        attention: writes and reads the KV; planned once per step by whoever runs the model.
+        attention: writes and reads the KV; planned once per step by whoever runs the model. An encoder brings its own.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
     """
@@ -50,6 +50,10 @@ class LayerContext:
         _check_shape(name, tuple(tensor.shape), shape)
         self._count(name, shape)
         return tensor.to(self.device)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a parameter ``name`` that was not read yet."""
+        return name in self._unread
 
     def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: Tensor | None) -> LinearMethod:
         """The layer that stacks the weights of ``parts``, (parameter name, output features), and its bias.

@@ -1,4 +1,4 @@
-"""The language-model head."""
+"""The language-model head, and that of classifiers."""
 
 from __future__ import annotations
 
@@ -38,3 +38,14 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""
         return self._method.apply(hidden)
+
+
+class ScoreHead:
+    """Hidden states -> scores of a classifier's few labels, in float32 however other weights are held."""
+
+    def __init__(self, context: LayerContext, name: str, n_labels: int, hidden_size: int) -> None:
+        self._weight = context.parameter(f"{name}.weight", (n_labels, hidden_size)).float()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, n_labels] float32."""
+        return torch.nn.functional.linear(hidden.float(), self._weight)

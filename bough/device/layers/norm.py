@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich 2019)."""
+"""Root mean square normalisation (Zhang and Sennrich 2019), and layer normalisation."""
 
 from __future__ import annotations
 
@@ -24,3 +24,16 @@ class RMSNorm:
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual += x`` in place; the norm of the new residual."""
         return self._add_norm(x, residual, self.weight, self._eps)
+
+
+class LayerNorm:
+    """Layer normalisation (Ba et al. 2016), with weight and bias."""
+
+    def __init__(self, context: LayerContext, name: str, size: int, eps: float) -> None:
+        self._weight = context.parameter(f"{name}.weight", (size,))
+        self._bias = context.parameter(f"{name}.bias", (size,))
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The norm of x [T, D], as a new tensor."""
+        return torch.nn.functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
