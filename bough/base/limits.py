@@ -38,6 +38,11 @@ class Limits:
     constraint_properties: int = 1000
     constraint_alternatives: int = 20_000
     constraint_nodes: int = 100_000
+    constraint_ebnf_rules: int = 500
+    constraint_chain: int = 200
+    constraint_references: int = 500
+    constraint_min_items: int = 1000
+    constraint_structures: int = 256
     grammar_cache_bytes: int = 256 << 20
     reasoning_end_tokens: int = 32
     salt_chars: int = 256

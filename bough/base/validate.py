@@ -54,6 +54,11 @@ def validate_request(
         _number("timeout", request.timeout, 0, 1e9, open_low=True)
     if request.reasoning is not None:
         _validate_reasoning(request.reasoning, limits, vocab_size)
+        if request.constraint is not None and len(request.reasoning.begin) > 1:
+            raise InvalidRequest(
+                "a constraint beside a thinking budget needs an opening tag of one token, and not of several tokens",
+                param="thinking_token_budget",
+            )
     _validate_params(request.params, limits, vocab_size)
     if request.pooling is None:
         _validate_length(request.params, len(prompt), context_length)
@@ -75,6 +80,7 @@ def _validate_reasoning(reasoning: Reasoning, limits: Limits, vocab_size: int) -
     if not reasoning.end:
         raise InvalidRequest("the end of the reasoning has no tokens", param="reasoning")
     _ids("reasoning", reasoning.end, limits.reasoning_end_tokens, vocab_size)
+    _ids("reasoning", reasoning.begin, limits.reasoning_end_tokens, vocab_size)
     if reasoning.budget is not None:
         _number("thinking_token_budget", reasoning.budget, 0, INT64)
 

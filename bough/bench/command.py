@@ -16,6 +16,10 @@ KINDS = {
         "any OpenAI-compatible server, under workloads that share prefixes and ones that do not",
     ),
     "offline": ("bough.bench.offline", "the engine in this process, without a server"),
+    "json": (
+        "bough.bench.json",
+        "structured generation: forward passes, masks, compiles, with and without jump-forward",
+    ),
     "scheduler": ("bough.bench.scheduler", "host time per step against running, waiting and cached, without a model"),
 }
 """Name -> (module, one line of help)."""

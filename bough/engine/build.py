@@ -42,8 +42,11 @@ log = logging.getLogger(__name__)
 
 GRAMMAR_BACKEND = "llguidance"
 GRAMMAR_THREADS = 2
-GRAMMAR_NICENESS = 10
+GRAMMAR_NICENESS = 19
 """Compiles give way to the threads that generate."""
+GRAMMAR_STACK = 1 << 30
+"""Address space, of which only what is used takes memory: compiling recurses along references, and a constraint of
+the largest size allowed gets through with this, where the usual 8 MiB end the process."""
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
@@ -53,7 +56,7 @@ class Grammar:
     """The compiler of constraints with the threads that it works on."""
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
-        self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
+        self._threads = _grammar_threads()
 
         def make() -> Backend:
             return BACKENDS.get(GRAMMAR_BACKEND)(vocabulary)
@@ -64,6 +67,18 @@ class Grammar:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._backend.close()
+
+
+def _grammar_threads() -> ThreadPoolExecutor:
+    threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
+    started = threading.Barrier(GRAMMAR_THREADS)
+    before = threading.stack_size(GRAMMAR_STACK)
+    try:
+        for _ in range(GRAMMAR_THREADS):  # each waits for the others, so that all of them are made now
+            threads.submit(started.wait)
+    finally:
+        threading.stack_size(before)
+    return threads
 
 
 def _be_nice() -> None:

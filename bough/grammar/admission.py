@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from bough.base.constraint import Constraint
@@ -12,9 +13,36 @@ from bough.base.limits import Limits
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "required")
 """Keywords whose value may be a list that a grammar branches over or walks along."""
 
+_BRACKETS, _JSON_BRACKETS = re.compile(r"[()\[\]{}]"), re.compile(r"[\[\]{}]")
+_RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
+"""The head of a rule; both notations want each on a line of its own."""
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
+
 
 def check_constraint(constraint: Constraint, limits: Limits) -> None:
-    """Raises InvalidRequest that names the kind, and where one is to blame the keyword."""
+    """Raises InvalidRequest that names the kind, and where one is to blame the keyword.
+
+    Takes some 20 ms for the largest that is allowed.
+    """
+    check_size(constraint, limits)
+    kind, text = constraint.kind, constraint.text
+    if "\0" in text:
+        raise InvalidRequest(f"{kind} holds a NUL character", param=kind)
+    if kind in ("regex", "grammar"):
+        if not text:
+            raise InvalidRequest(f"{kind} is empty", param=kind)
+        if _deeper(text, _BRACKETS, limits.constraint_depth):
+            raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
+        if kind == "grammar":
+            _check_rules(text, limits)
+    elif kind != "json_object":
+        if _deeper(text, _JSON_BRACKETS, 2 * limits.constraint_depth):
+            raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
+        _check_json(kind, parse(constraint), limits)
+
+
+def check_size(constraint: Constraint, limits: Limits) -> None:
+    """What of :func:`check_constraint` takes no time."""
     kind, text = constraint.kind, constraint.text
     try:
         size = len(text.encode())
@@ -22,17 +50,6 @@ def check_constraint(constraint: Constraint, limits: Limits) -> None:
         raise InvalidRequest(f"{kind} is not valid Unicode", param=kind) from None
     if size > limits.constraint_bytes:
         raise InvalidRequest(f"{kind} has {size} bytes; at most {limits.constraint_bytes} are allowed", param=kind)
-    if "\0" in text:
-        raise InvalidRequest(f"{kind} holds a NUL character", param=kind)
-    if kind in ("regex", "grammar"):
-        if not text:
-            raise InvalidRequest(f"{kind} is empty", param=kind)
-        if _depth(text, "([{", ")]}") > limits.constraint_depth:
-            raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
-    elif kind != "json_object":
-        if _depth(text, "[{", "]}") > 2 * limits.constraint_depth:
-            raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
-        _check_json(kind, parse(constraint), limits)
 
 
 def parse(constraint: Constraint) -> Any:
@@ -56,7 +73,12 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
     """Bounds on the parts of a JSON value; walks without recursion."""
     if kind == "choice" and len(value) > limits.constraint_alternatives:
         raise _too_many(kind, "choice", len(value), limits.constraint_alternatives)
+    if kind == "structural_tag" and isinstance(value, dict):
+        parts = value.get("structures")
+        if isinstance(parts, list) and len(parts) > limits.constraint_structures:
+            raise _too_many(kind, "structures", len(parts), limits.constraint_structures)
     stack = [value]
+    references: set[str] = set()
     total = 0
     while stack:
         node = stack.pop()
@@ -69,10 +91,22 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
             items = node.get(keyword)
             if isinstance(items, list) and len(items) > limits.constraint_alternatives:
                 raise _too_many(kind, keyword, len(items), limits.constraint_alternatives)
+        least = node.get("minItems")
+        if isinstance(least, int | float) and least > limits.constraint_min_items:
+            raise InvalidRequest(
+                f"{kind}: minItems is {least}; at most {limits.constraint_min_items} are allowed", param=kind
+            )
+        if isinstance(reference := node.get("$ref"), str):
+            references.add(reference)
         properties = node.get("properties")
         if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
             raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
         stack += node.values()
+    if len(references) > limits.constraint_references:
+        raise InvalidRequest(
+            f"{kind}: $ref has {len(references)} targets; at most {limits.constraint_references} are allowed",
+            param=kind,
+        )
     if total > limits.constraint_nodes:
         raise InvalidRequest(f"{kind} has {total} parts; at most {limits.constraint_nodes} are allowed", param=kind)
 
@@ -81,13 +115,40 @@ def _too_many(kind: str, keyword: str, n: int, most: int) -> InvalidRequest:
     return InvalidRequest(f"{kind}: {keyword} has {n} entries; at most {most} are allowed", param=kind)
 
 
-def _depth(text: str, opening: str, closing: str) -> int:
-    """Upper bound of how deep brackets nest; those inside strings count too."""
-    depth = deepest = 0
-    for char in text:
-        if char in opening:
+def _deeper(text: str, brackets: re.Pattern[str], most: int) -> bool:
+    """Whether brackets nest more than ``most`` deep, where those inside strings count too."""
+    depth = 0
+    for bracket in brackets.findall(text):
+        if bracket in "([{":
             depth += 1
-            deepest = max(deepest, depth)
-        elif char in closing and depth:
+            if depth > most:
+                return True
+        elif depth:
             depth -= 1
-    return deepest
+    return False
+
+
+def _check_rules(text: str, limits: Limits) -> None:
+    """Bounds on the number of rules in EBNF, whose conversion is slow, and on how long a chain of references is."""
+    rules: dict[str, list[str]] = {}
+    body: list[str] = []
+    for line in text.splitlines():
+        if head := _RULE.match(line):
+            body = rules.setdefault(head[1], [])
+            line = line[head.end() :]
+        body += _NAME.findall(line)
+    if "::=" in text and len(rules) > limits.constraint_ebnf_rules:
+        raise _too_many("grammar", "EBNF", len(rules), limits.constraint_ebnf_rules)
+    seen: set[str] = set()
+    for name in rules:
+        path = [iter([name])]
+        while path:
+            if len(path) > limits.constraint_chain + 1:
+                most = limits.constraint_chain
+                raise InvalidRequest(f"grammar: rules refer to one another more than {most} deep", param="grammar")
+            following = next((each for each in path[-1] if each in rules and each not in seen), None)
+            if following is None:
+                path.pop()
+            else:
+                seen.add(following)
+                path.append(iter(rules[following]))

@@ -12,7 +12,7 @@ import msgspec
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
-from bough.grammar.admission import check_constraint
+from bough.grammar.admission import check_constraint, check_size
 from bough.grammar.base import Backend, Template
 
 REMEMBERED_FAILURES = 1024
@@ -72,7 +72,7 @@ class GrammarCompiler:
     def start(self, constraint: Constraint) -> Ticket:
         """Begin to compile ``constraint``, unless that is done or under way.
 
-        Raises InvalidRequest for what is over the limits, and for what failed before.
+        Raises InvalidRequest for what is too large, and for what failed before; what is over another limit fails later.
         """
         key = key_of(constraint)
         self.collect()
@@ -83,11 +83,15 @@ class GrammarCompiler:
             raise InvalidRequest(message, param=constraint.kind)
         if (running := self._running.get(key)) is not None:
             return running[0]
-        check_constraint(constraint, self._limits)
+        check_size(constraint, self._limits)
         self.compiled += 1
         ticket = Ticket()
-        self._running[key] = ticket, self._submit(lambda: self.backend.compile(constraint))
+        self._running[key] = ticket, self._submit(lambda: self._compile(constraint))
         return ticket
+
+    def _compile(self, constraint: Constraint) -> Template:
+        check_constraint(constraint, self._limits)
+        return self.backend.compile(constraint)
 
     def collect(self) -> None:
         """Take in the compiles that have ended; their tickets know then."""

@@ -21,6 +21,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
+from bough.grammar.formats import with_exact_formats
 from bough.grammar.structural import grammar_of_tags
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ class LLMatcherState:
 
     free = False
 
-    def __init__(self, native: LLMatcher, eos_ids: tuple[int, ...], canonical: bool) -> None:
+    def __init__(self, native: LLMatcher, eos_ids: tuple[int, ...], canonical: bool, run: list[int]) -> None:
         self.native = native
         self._eos_ids = eos_ids
         self._canonical = canonical
+        self._run = run
+        """What was found to be forced, in reverse. The library finds a whole run each time that it is asked."""
         self._over = False
 
     @property
@@ -64,6 +67,8 @@ class LLMatcherState:
             # It ends the answer also where a grammar names it as one of its own tokens.
             self._over = self.native.is_accepting() or self.native.deep_copy().consume_token(token)
             return self._over
+        if self._run and self._run.pop() != token:
+            self._run.clear()
         return self.native.try_consume_tokens([token]) == 1
 
     def forced(self, most: int) -> list[int]:
@@ -71,8 +76,9 @@ class LLMatcherState:
             return []
         if self.ended:
             return [self._eos_ids[0]]
-        tokens: list[int] = self.native.compute_ff_tokens()
-        return tokens[:most]
+        if not self._run:
+            self._run = self.native.compute_ff_tokens()[::-1]
+        return self._run[: -most - 1 : -1]
 
     def error(self) -> str | None:
         return _shown(self.native.get_error()) if self.native.is_error() else None
@@ -87,9 +93,11 @@ class LLTemplate:
     bytes: int
     eos_ids: tuple[int, ...]
     canonical: bool
+    run: tuple[int, ...]
+    """What is forced at the beginning, in reverse."""
 
     def matcher(self) -> LLMatcherState:
-        return LLMatcherState(self.native.deep_copy(), self.eos_ids, self.canonical)
+        return LLMatcherState(self.native.deep_copy(), self.eos_ids, self.canonical, list(self.run))
 
 
 class LLGuidance:
@@ -101,12 +109,13 @@ class LLGuidance:
         self._text = LLTokenizer(vocabulary.json, vocabulary.size, list(vocabulary.eos_ids))
         self._json = self._text.with_slices(LLTokenizer.json_slices())
         # With the default bound on items a schema of more than some 500 optional properties compiles, and fails at its
-        # first string. The other bounds keep a compile at about a second and a mask at some 20 ms.
+        # first string. The other bounds keep a compile at about a second, most masks at some 20 ms and what is forced
+        # at one time below 100 ms.
         self._limits = LLParserLimits(
             initial_lexer_fuel=1_000_000,
             max_grammar_size=200_000,
             step_lexer_fuel=200_000,
-            step_max_items=200_000,
+            step_max_items=50_000,
             max_items_in_row=20_000,
             max_lexer_states=50_000,
             verbose_errors=False,
@@ -128,10 +137,10 @@ class LLGuidance:
         warnings = list(native.get_grammar_warnings())
         if options and '"oneOf"' in constraint.text:
             warnings.insert(0, "the schema is not enforced strictly: oneOf is treated as anyOf")
-        self._warm_up(native, constraint)
+        run = self._warm_up(native, constraint)
         size = BASE_BYTES + BYTES_PER_BYTE * len(grammar)
         eos_ids, canonical = self._vocabulary.eos_ids, bool(tokenizer.is_canonical)
-        return LLTemplate(native, tuple(warnings), size, eos_ids, canonical)
+        return LLTemplate(native, tuple(warnings), size, eos_ids, canonical, run)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
         pairs = [(matcher.native, row) for matcher, row in matchers if isinstance(matcher, LLMatcherState)]
@@ -155,22 +164,26 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self._vocabulary.special, dict(options))
-            return str(LLMatcher.grammar_from_json_schema(text, overrides=options))
+            return str(LLMatcher.grammar_from_json_schema(with_exact_formats(text), overrides=options))
         except InvalidRequest:
             raise
         except Exception as error:  # the converters raise whatever their own bugs make them raise
             raise InvalidRequest(f"{constraint.kind}: {_shown(str(error))}", param=constraint.kind) from None
 
-    def _warm_up(self, native: LLMatcher, constraint: Constraint) -> None:
-        """Compute the first mask here, where nobody waits: it is the expensive one. Raises InvalidRequest."""
+    def _warm_up(self, native: LLMatcher, constraint: Constraint) -> tuple[int, ...]:
+        """Compute the first mask and what is forced at first here, where nobody waits: they are the expensive ones.
+
+        Returns the forced ids in reverse. Raises InvalidRequest.
+        """
         first = native.deep_copy()
-        first.compute_ff_tokens()
+        run = tuple(reversed(first.compute_ff_tokens()))
         bits = np.zeros((1, -(-self._vocabulary.size // WORD)), np.int32)
         llguidance.numpy.fill_next_token_bitmask_par(self._executor, [(first, 0)], bits)
         if first.is_error():
             raise InvalidRequest(f"{constraint.kind}: {_shown(first.get_error())}", param=constraint.kind)
         if not bits.any():
             raise InvalidRequest(f"{constraint.kind}: nothing matches it", param=constraint.kind)
+        return run
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:

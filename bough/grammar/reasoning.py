@@ -11,11 +11,15 @@ class ReasoningMatcher:
     """A :class:`bough.grammar.base.Matcher` that lets everything pass until the end tag, then asks ``inner``.
 
     While it reasons, the end of the sequence is forbidden if a constrained part has to follow, and once the budget
-    is spent the tag is forced, from wherever in it the text is just then.
+    is spent the tag is forced, from wherever in it the text is just then. Where the reasoning has a tag to begin with,
+    an answer that does not begin with it is ``inner``'s from its first token.
     """
 
     def __init__(self, reasoning: Reasoning, eos_ids: tuple[int, ...], inner: Matcher | None) -> None:
         self.inner = inner
+        self._begin = reasoning.begin
+        self._opened: int | None = 0 if reasoning.begin else None
+        """Tokens of the opening tag that have come; None when that is settled."""
         self._end = reasoning.end
         self._budget = reasoning.budget
         self._eos_ids = eos_ids if inner is not None else ()
@@ -26,7 +30,12 @@ class ReasoningMatcher:
     @property
     def inside(self) -> bool:
         """It still reasons."""
-        return self._matched < len(self._end)
+        return self._opened is None and self._matched < len(self._end)
+
+    @property
+    def opening(self) -> int | None:
+        """The id that would begin the reasoning now."""
+        return None if self._opened is None else self._begin[self._opened]
 
     @property
     def _spent(self) -> bool:
@@ -40,9 +49,14 @@ class ReasoningMatcher:
 
     @property
     def ended(self) -> bool:
-        return not self.inside and self.inner is not None and self.inner.ended
+        return not self.inside and self._opened is None and self.inner is not None and self.inner.ended
 
     def accept(self, token: int) -> bool:
+        if self._opened is not None:
+            if token == self.opening:
+                self._opened = self._opened + 1 if self._opened + 1 < len(self._begin) else None
+                return True
+            self._opened, self._matched = None, len(self._end)
         if not self.inside:
             return self.inner is None or self.inner.accept(token)
         if token in self._eos_ids:
@@ -56,7 +70,7 @@ class ReasoningMatcher:
     def forced(self, most: int) -> list[int]:
         if self.inside:
             return list(self._end[self._matched :][:most]) if self._spent else []
-        return [] if self.inner is None else self.inner.forced(most)
+        return [] if self.inner is None or self._opened is not None else self.inner.forced(most)
 
     def error(self) -> str | None:
         return None if self.inner is None else self.inner.error()
@@ -77,6 +91,11 @@ def write_only(bits: Ints, token: int) -> None:
     """The mask that allows ``token`` alone, into ``bits`` [ceil(V / 32)]."""
     bits[:] = 0
     bits.view("u4")[token // WORD] = 1 << token % WORD
+
+
+def allow(bits: Ints, token: int) -> None:
+    """Let ``token`` pass too, in the mask ``bits`` [ceil(V / 32)]."""
+    bits.view("u4")[token // WORD] |= 1 << token % WORD
 
 
 def _fallback(tag: tuple[int, ...]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from bough.base.errors import BoughError, InvalidRequest
 from bough.base.plan import Bools, Ints, Masks
 from bough.grammar.base import WORD, Backend, Matcher
 from bough.grammar.compiler import Ticket
-from bough.grammar.reasoning import ReasoningMatcher, write_only
+from bough.grammar.reasoning import ReasoningMatcher, allow, write_only
 from bough.scheduler.gates import GateState
 from bough.scheduler.guide import Guide
 from bough.scheduler.planner import Flight
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 RUN = 64
 """Most forced ids that are appended at one time; the rest of a longer run follows step by step."""
+
+PATIENCE_SECONDS = 0.005
+"""So long a request is not admitted because of its compile. Most compiles take less, and whoever is prefilled before
+the matcher is there pays a step of its own for the last token."""
 
 
 class Compiler(Protocol):
@@ -38,8 +43,8 @@ class Compiler(Protocol):
 class Constraints:
     """Owns the guides of all requests.
 
-    A Gate too, for the one request that cannot hide its compile: a prompt of a single token has nothing to compute
-    before the token is sampled from. Everybody else is admitted and prefilled meanwhile, up to the last token.
+    A Gate too, for a moment: most compiles are over before a step could be. Then requests are admitted and prefilled
+    meanwhile, up to the last token. Only a prompt of a single token cannot hide its compile, and waits.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Constraints:
         eos_ids: tuple[int, ...],
         vocab_size: int,
         jump: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._compiler = compiler
         self._rows = rows
@@ -57,6 +63,7 @@ class Constraints:
         self._eos_ids = eos_ids
         self._vocab_size = vocab_size
         self._jump = jump
+        self._clock = clock
         self._bits: Ints = np.zeros((len(rows.live), -(-vocab_size // WORD)), np.int32)
         self._compiling: dict[int, Req] = {}
         self.forced_tokens = 0
@@ -81,7 +88,9 @@ class Constraints:
     def poll(self, req: Req) -> GateState:
         """Whether ``req`` may be admitted; raises what its compile raised."""
         self._look(req)
-        return GateState.PENDING if req.held and len(req.ids) < 2 else GateState.READY
+        if not req.held or (len(req.ids) > 1 and self._clock() - req.arrival >= PATIENCE_SECONDS):
+            return GateState.READY
+        return GateState.PENDING
 
     def cancel(self, req: Req) -> None:
         self._compiling.pop(req.order, None)
@@ -150,6 +159,7 @@ class Constraints:
         rows = self._rows
         indices: list[int] = []
         filled: list[tuple[Matcher, int]] = []
+        openings: list[tuple[int, int]] = []
         for i in np.flatnonzero(concerned).tolist():
             row, n = int(flight.plan.rows[i]), len(indices)
             guide = flight.reqs[i].guide
@@ -164,13 +174,19 @@ class Constraints:
             elif isinstance(matcher := guide.matcher, ReasoningMatcher) and matcher.inside:
                 matcher.write(self._bits[n], self._vocab_size)
             else:
-                inner = guide.matcher.inner if isinstance(guide.matcher, ReasoningMatcher) else guide.matcher
+                inner: Matcher | None = guide.matcher
+                if isinstance(matcher, ReasoningMatcher):
+                    inner = matcher.inner
+                    if matcher.opening is not None:
+                        openings.append((n, matcher.opening))
                 assert inner is not None
                 filled.append((inner, n))
             indices.append(i)
         if filled:
             assert self._compiler is not None
             self._compiler.backend.fill(filled, self._bits)
+        for n, token in openings:
+            allow(self._bits[n], token)
         failed = self._failures(flight, indices, filled)
         if not indices:
             return None, failed

@@ -98,7 +98,7 @@ class Scheduler:
             kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock, whole=not model.causal
         )
         self._constraints = Constraints(
-            compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on"
+            compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
         self._gates = GateSet((*gates, self._constraints))
         self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
@@ -10,11 +9,14 @@ import msgspec
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
-from bough.grammar.admission import check_constraint
+from bough.grammar.admission import check_constraint, check_size
 from bough.server.schema import Constrained, NativeSampling, StructuredOutputs
 
 ANY_OBJECT = "$$ANY$$"
 """SGLang's way to ask for any JSON object."""
+
+CHECKED_CHARS = 16384
+"""Longer constraints are checked by the engine, in the background: here everybody else would wait."""
 
 Found = list[tuple[str, Constraint]]
 
@@ -50,7 +52,10 @@ def _only(found: Found, limits: Limits) -> Constraint | None:
         return None
     [(name, constraint)] = found
     try:
-        check_constraint(constraint, limits)
+        if len(constraint.text) > CHECKED_CHARS:
+            check_size(constraint, limits)
+        else:
+            check_constraint(constraint, limits)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=name) from None
     return constraint
@@ -160,8 +165,6 @@ def _spacing(pattern: str) -> str:
 
 def _dump(value: Any, name: str) -> str:
     try:
-        text = json.dumps(value, ensure_ascii=False)
-        text.encode()
-    except (UnicodeEncodeError, RecursionError):
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
         raise InvalidRequest(f"{name} is not valid Unicode", param=name) from None
-    return text

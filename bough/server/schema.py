@@ -36,7 +36,6 @@ class Unsupported(msgspec.Struct, kw_only=True):
     logits_processors: Any = None
     watermark: Any = None
     watermarking: Any = None
-    thinking_token_budget: Any = None
     use_beam_search: Any = None
     repetition_detection: Any = None
     return_hidden_states: Any = None
@@ -132,6 +131,7 @@ class CompletionRequest(Sampling, kw_only=True):
     best_of: int | None = None
     suffix: Any = None
     prompt_embeds: Any = None
+    thinking_token_budget: Any = None
     add_special_tokens: bool | None = None
 
 
@@ -150,6 +150,8 @@ class ChatRequest(Sampling, kw_only=True):
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -284,7 +286,7 @@ class Empty(msgspec.Struct):
 
 
 UNSUPPORTED = tuple(Unsupported.__struct_fields__)
-UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
+UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds", "thinking_token_budget")
 UNSUPPORTED_CHAT = (
     *UNSUPPORTED,
     "audio",
@@ -312,6 +314,7 @@ UNSUPPORTED_NATIVE = (
 REASONS = {
     "suffix": "this server continues text and does not insert into it",
     "prompt_embeds": "prompts are text or token ids",
+    "thinking_token_budget": "only an answer in a chat is known to begin with reasoning",
     "audio": "this server generates text only",
     "web_search_options": "this server has no access to the web",
     "moderation": "this server has no moderation model",

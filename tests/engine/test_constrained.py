@@ -27,6 +27,12 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 0, "repetition_penalty": 1.1, "stop": ("on", "}}")},
     {"temperature": 1.0, "seed": 4, "min_tokens": 5, "stop_token_ids": (40, 60)},
 )
+REASONING = {
+    4: Reasoning(end=(30, 31), budget=3),
+    5: Reasoning(end=(30, 31), budget=0),
+    6: Reasoning(end=(30,), begin=(40,), budget=2),
+}  # fmt: skip
+"""By the seed modulo 11."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +97,7 @@ def requests_of(seeds: range, ways: int) -> list[Request]:
             found.append(Request(
                 rid=f"{seed}/{way}", ids=prompt.astype("<i4").tobytes(), params=params,
                 constraint=constraint(drawn(seed), seed),
-                reasoning=Reasoning(end=(30, 31), budget=seed % 4) if seed % 11 == 4 else None,
+                reasoning=REASONING.get(seed % 11),
             ))  # fmt: skip
     return found
 
@@ -164,6 +170,32 @@ def test_forced_tokens_cost_no_steps(model: Path) -> None:
         finally:
             core.close()
         assert steps <= 3 < len(told["r"].tokens) / 8
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_budget_ends_reasoning_that_the_model_begins(model: Path, opens: bool) -> None:
+    begin, end, thought = 40, (30, 31), 50
+    # The model loves to think, and unless it is told to does not begin to.
+    bias = {thought: 90.0, begin: 100.0 if opens else -100.0}
+    request = Request(
+        rid="r", ids=np.array([5, 6], "<i4").tobytes(),
+        params=SamplingParams(max_tokens=40, temperature=0.0, logit_bias=bias),
+        constraint=Constraint(kind="choice", text='["the cat"]'),
+        reasoning=Reasoning(begin=(begin,), end=end, budget=5),
+    )  # fmt: skip
+    bad = msgspec.structs.replace(request, rid="bad", reasoning=Reasoning(begin=(begin, 41), end=end, budget=5))
+    core = engine(model, depth=1)
+    try:
+        told, _ = run(core, [bad, request])
+    finally:
+        core.close()
+    said, finish = told["r"].tokens, told["r"].finish
+    if opens:
+        assert said[0] == begin and tuple(said[6:8]) == end and len(set(said[1:6])) <= 2
+        said = said[8:]
+    assert texts(core, model, told)["r"].endswith("the cat") and finish is not None and finish.kind == "stop"
+    assert begin not in said and not set(end) & set(said)
+    assert (refusal := told["bad"].finish) is not None and refusal.status == 400
 
 
 def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path) -> None:

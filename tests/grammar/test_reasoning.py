@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bough.base.constraint import Reasoning
-from bough.grammar.reasoning import ReasoningMatcher, write_only
+from bough.grammar.reasoning import ReasoningMatcher, allow, write_only
 from bough.sim.device import allowed_ids
 from tests.sim.grammar import FakeMatcher
 from tests.sim.oracle import Automaton
@@ -57,3 +57,43 @@ def test_a_mask_of_one(token: int) -> None:
     bits = np.full(-(-VOCAB // 32), -1, np.int32)
     write_only(bits, token)
     assert allowed_ids(bits[None], VOCAB) == [[token]]
+
+
+@given(
+    begin=st.lists(TOKENS, min_size=1, max_size=3), said=st.lists(TOKENS, max_size=12),
+    budget=st.none() | st.integers(0, 6),
+)  # fmt: skip
+def test_reasoning_that_may_begin(begin: list[int], said: list[int], budget: int | None) -> None:
+    end = (8, 9)
+    twin = ReasoningMatcher(Reasoning(end=end, budget=budget), EOS, None)
+    matcher = ReasoningMatcher(Reasoning(end=end, budget=budget, begin=tuple(begin)), EOS, None)
+    for n in range(len(said) + 1):
+        text = said[:n]
+        if text == begin[:n] and n < len(begin):
+            assert matcher.opening == begin[n] and matcher.free and not matcher.inside and matcher.forced(5) == []
+        elif text[: len(begin)] == begin:
+            assert matcher.opening is None and matcher.inside == twin.inside and matcher.free == twin.free
+            assert matcher.forced(5) == twin.forced(5)
+            if n < len(said):
+                twin.accept(said[n])
+        else:
+            assert matcher.opening is None and matcher.free and not matcher.inside and matcher.forced(5) == []
+        if n < len(said):
+            assert matcher.accept(said[n])
+
+
+def test_what_does_not_begin_with_the_tag_is_the_constraints() -> None:
+    reasoning = Reasoning(end=(7,), budget=2, begin=(9,))
+    inner, other = FakeMatcher(Automaton(1), -1), FakeMatcher(Automaton(1), -1)
+    first = next(token for token in other.allowed if token not in (9, *EOS))
+    assert other.accept(first)
+    matcher = ReasoningMatcher(reasoning, EOS, inner)
+    assert matcher.forced(5) == [] and not matcher.ended and not matcher.free
+    assert matcher.accept(first) and not matcher.inside and matcher.forced(5) == other.forced(5)
+    thinking = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    assert thinking.accept(9) and thinking.inside and thinking.accept(30) and thinking.forced(3) == []
+    assert thinking.accept(30) and thinking.forced(3) == [7]
+    bits = np.zeros(4, np.int32)
+    write_only(bits, 5)
+    allow(bits, 63)
+    assert allowed_ids(bits[None], VOCAB)[0] == [5, 63]

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "router": {"base"},
     "lang": {"base"},
     "sim": {"base", "kv", "scheduler", "router"},
-    "bench": {"base", "engine", "sim", "scheduler", "kv"},
+    "bench": {"base", "engine", "sim", "scheduler", "kv", "grammar"},
     "cli": {*HOST, *DEVICE, "engine", "server", "router", "lang", "sim", "bench"},
     "": {"base", "engine", "lang"},
 }

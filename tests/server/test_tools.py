@@ -159,6 +159,33 @@ def test_reasoning_that_the_prompt_began(hermes: Running, http: httpx.Client) ->
     assert make_tokenizer().decode(request.reasoning.end) == "</think>" and "thinking" not in request.constraint.text
 
 
+@pytest.mark.parametrize("name", ["thinking_token_budget", "max_thinking_tokens"])
+def test_thinking_budget(hermes: Running, client: openai.OpenAI, name: str) -> None:
+    fields = answering(hermes, THOUGHT)
+    fields["extra_body"][name] = 7
+    client.chat.completions.create(**fields)
+    request, tokenizer = sent(hermes, fields), make_tokenizer()
+    # The prompt leaves open whether the model thinks.
+    assert request.reasoning.budget == 7 and tokenizer.decode(request.reasoning.begin) == "<think>"
+    assert tokenizer.decode(request.reasoning.end) == "</think>"
+    fields = answering(hermes, f"{THOUGHT}{CALL}")
+    fields["extra_body"][name] = 7
+    with pytest.raises(openai.BadRequestError, match="several tokens"):
+        client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required")
+    for value in (-1, "many"):
+        fields = answering(hermes, CALL)
+        fields["extra_body"][name] = value
+        with pytest.raises(openai.BadRequestError, match=name):
+            client.chat.completions.create(**fields)
+
+
+def test_thinking_budget_of_a_model_that_does_not_think() -> None:
+    with running_server(tool_parser="none", reasoning_parser="none") as running:
+        body = {"model": MODEL, "messages": ASK, "thinking_token_budget": 5}
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "thinking_token_budget"
+
+
 def test_choice_none_hides_the_tools(hermes: Running, client: openai.OpenAI) -> None:
     fields = answering(hermes, CALL)
     choice = client.chat.completions.create(**fields, tools=TOOLS, tool_choice="none").choices[0]
