@@ -30,6 +30,9 @@ class ModelConfig:
     revision: str | None = option(None, "hub revision of the model")
     served_name: str | None = option(None, "name that clients use for the model")
     dtype: Literal["auto", "bfloat16", "float32"] = option("auto", "dtype of weights, compute and KV")
+    quantize: Literal["auto", "none", "int8", "int4"] = option(
+        "auto", "bits of the weights: as the file holds them, the dtype's, or rounded while loading"
+    )
     context_length: int | None = option(None, "longest sequence in tokens; the model's own by default")
 
 
@@ -37,6 +40,9 @@ class ModelConfig:
 class KVConfig:
     """The KV pool and the tree over it."""
 
+    kv_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = option(
+        "auto", "what the KV pool holds: as computed, or rounded; int8 has one scale per token and head"
+    )
     page_size: int = option(1, "tokens per KV page; 1 shares to the token")
     memory_share: float = option(0.4, "share of the free memory after loading that the KV pool takes")
     pool_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")

@@ -14,7 +14,7 @@ import numpy as np
 from bough.base.config import ScheduleConfig
 from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
-from bough.base.params import SamplingParams
+from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.base.plan import Ints
 
 PROTOCOL = 1
@@ -46,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         timeout: seconds from arrival at the engine after which the request ends with an error; None: never.
         constraint: what the answer must look like; None: anything.
         reasoning: how the answer's reasoning ends, where the engine has to know.
+        pooling: a vector is wanted and no text; ``params`` mean nothing then.
     """
 
     rid: str
@@ -56,6 +57,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     timeout: float | None = None
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
+    pooling: PoolingParams | None = None
 
     @property
     def prompt(self) -> Ints:
@@ -114,6 +116,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         finish: set on the last output of the request, and only there.
         logprobs: one per token, where asked.
         prompt_logprobs: newly computed ones, in order of position, where asked.
+        pooled: with ``finish``, the vector of a request that wanted one, as little-endian float32.
     """
 
     rid: str
@@ -124,6 +127,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     finish: Finish | None = None
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
+    pooled: bytes | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -142,7 +146,11 @@ class ControlReply(msgspec.Struct, frozen=True, tag="reply"):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about the served model that the API side needs."""
+    """Facts about the served model that the API side needs.
+
+    ``labels`` are a classifier's, which does not generate; empty for every other model. ``causal`` is False for an
+    encoder, which does not generate either. ``pooling`` is how the model's embeddings are made of its hidden states.
+    """
 
     name: str
     path: str
@@ -152,6 +160,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     dtype: str
     n_parameters: int
+    labels: tuple[str, ...] = ()
+    causal: bool = True
+    pooling: Pooling = "last"
+
+    @property
+    def generates(self) -> bool:
+        return self.causal and not self.labels
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -56,3 +58,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int | None = None
     logprob_start: int = 0
     logprob_token_ids: tuple[int, ...] = ()
+
+
+Pooling = Literal["last", "mean", "first", "classify"]
+
+
+class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is made of a prompt in place of text: one float32 vector.
+
+    Attributes:
+        kind: ``last`` is the last hidden state of the last token, ``first`` of the first token,
+            ``mean`` the mean of all tokens', [D] each; ``classify`` the scores of the classification head at the
+            last token, [labels], as they are.
+    """
+
+    kind: Pooling = "last"

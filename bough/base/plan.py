@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.base.params import SamplingParams
+from bough.base.params import PoolingParams, SamplingParams
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
@@ -39,6 +39,7 @@ class RowInit:
         seed: 64-bit seed of the draws, chosen by the scheduler where the client sent none.
         eos_ids: the model's end-of-sequence ids that ``min_tokens`` has to mask (empty with ignore_eos).
         logprob_from: first prompt position whose logprob is still to be reported (n_prompt: none).
+        pooling: which vector is made of its hidden states; None for rows that generate.
     """
 
     row: int
@@ -49,6 +50,19 @@ class RowInit:
     seed: int
     eos_ids: tuple[int, ...]
     logprob_from: int
+    pooling: PoolingParams | None = None
+
+
+class SharedPrefix(NamedTuple):
+    """Rows of one plan that read the same cells first.
+
+    Attributes:
+        rows: [n >= 2] plan indices, rising.
+        n_tokens: how many of their first locs are equal, at least 1; all come before the rows' new tokens.
+    """
+
+    rows: Ints
+    n_tokens: int
 
 
 @dataclass(slots=True)
@@ -71,6 +85,8 @@ class StepPlan:
         sample: [B] whether the row samples a token from the logits of its last new position.
         forced: plan index -> (position of the first, ids) of generated tokens that are known without sampling and whose
             logprobs are wanted; that of position p follows from the logits of p - 1, which this step computes.
+        shared: disjoint groups of rows with equal leading locs, which a device may read once. What pays is for the
+            device to know; results do not depend on it.
     """
 
     step: int
@@ -83,6 +99,7 @@ class StepPlan:
     out_loc: Ints
     sample: Bools
     forced: dict[int, tuple[int, Ints]] = field(default_factory=dict)
+    shared: tuple[SharedPrefix, ...] = ()
 
 
 @dataclass(slots=True)
@@ -130,6 +147,7 @@ class StepResult:
         counts: [B] ids sampled by each planned row (0 where ``sample`` is False or the row failed).
         logprobs: plan index -> entries for the row's ``forced`` ids, then for the sampled one, for rows that asked.
         prompt_logprobs: plan index -> entries for the prompt positions that this step covered.
+        pooled: plan index -> [n] float32, for pooled rows whose last token this step computed.
         failed: plan index -> reason, for rows that failed alone (for example logits that are not finite).
         seconds: device time of the forward and the sampling.
     """
@@ -139,6 +157,7 @@ class StepResult:
     counts: Ints
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     failed: dict[int, Failure] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -14,8 +14,19 @@ from bough.base.params import SamplingParams
 INT64 = 1 << 63
 
 
-def validate_request(request: Request, limits: Limits, vocab_size: int, context_length: int) -> None:
-    """Check every number, length and id of ``request``; raises InvalidRequest that names the field."""
+def validate_request(
+    request: Request,
+    limits: Limits,
+    vocab_size: int,
+    context_length: int,
+    *,
+    generates: bool = True,
+    classifies: bool = False,
+) -> None:
+    """Check every number, length and id of ``request``; raises InvalidRequest that names the field.
+
+    ``generates`` and ``classifies`` say what the model's head is for.
+    """
     if not 0 < len(request.rid) <= limits.rid_chars:
         raise InvalidRequest(f"the request id must have 1 to {limits.rid_chars} characters", param="rid")
     if len(request.ids) % 4:
@@ -23,10 +34,12 @@ def validate_request(request: Request, limits: Limits, vocab_size: int, context_
     prompt = request.prompt
     if not len(prompt):
         raise InvalidRequest("the prompt is empty", param="prompt")
-    if len(prompt) >= context_length:
+    generated = 0 if request.pooling is not None else 1
+    if len(prompt) + generated > context_length:
+        at_least = ", of which at least one is generated" if generated else ""
         raise InvalidRequest(
             f"The input ({len(prompt)} tokens) is longer than the model's context length ({context_length} tokens): "
-            f"this model's maximum context length is {context_length} tokens, of which at least one is generated.",
+            f"this model's maximum context length is {context_length} tokens{at_least}.",
             param="prompt",
             code="context_length_exceeded",
         )
@@ -47,7 +60,20 @@ def validate_request(request: Request, limits: Limits, vocab_size: int, context_
                 param="thinking_token_budget",
             )
     _validate_params(request.params, limits, vocab_size)
-    _validate_length(request.params, len(prompt), context_length)
+    if request.pooling is None:
+        _validate_length(request.params, len(prompt), context_length)
+    _validate_task(request, generates, classifies)
+
+
+def _validate_task(request: Request, generates: bool, classifies: bool) -> None:
+    pooling = request.pooling
+    if pooling is None and not generates:
+        what = "classifies" if classifies else "embeds"
+        raise InvalidRequest(f"this model {what} texts and generates none", param="model", code="unsupported_task")
+    if pooling is not None and pooling.kind == "classify" and not classifies:
+        raise InvalidRequest("this model has no classification head", param="model", code="unsupported_task")
+    if pooling is not None and request.constraint is not None:
+        raise InvalidRequest("a vector cannot be constrained", param="constraint")
 
 
 def _validate_reasoning(reasoning: Reasoning, limits: Limits, vocab_size: int) -> None:

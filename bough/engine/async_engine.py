@@ -16,11 +16,12 @@ import numpy as np
 
 from bough.base.config import Config
 from bough.base.errors import EngineError, InvalidRequest, Unavailable
-from bough.base.messages import Hello, Logprob, Request
+from bough.base.messages import Hello, Logprob, Namespace, Request
+from bough.base.params import PoolingParams, SamplingParams
 from bough.base.plan import Ints
 from bough.base.validate import INT64, validate_request
 from bough.engine.client import EngineClient
-from bough.engine.generation import Chunk, GenerateOptions, Generation, tenant_rid
+from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
 from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
@@ -184,15 +185,70 @@ class AsyncEngine:
                 raise error_of(generation.finish)
         return generations
 
+    async def embed(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        pooling: PoolingParams | None = None,
+        options: GenerateOptions | None = None,
+    ) -> list[Embedding]:
+        """A vector for each prompt, in order; made as the model's embeddings are unless ``pooling`` says otherwise.
+
+        Of ``options``, the namespace, the priority, the timeout and the rid mean something; several prompts get
+        ``rid-pi``. Raises what is wrong with any of them, or the matching error when one did not end well.
+        """
+        options = options or GenerateOptions()
+        pooling = pooling or PoolingParams(kind=self.hello.model.pooling)
+        name, namespace = self._identity(options)
+        requests = []
+        for i, prompt in enumerate(prompts):
+            ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+            requests.append(
+                Request(
+                    rid=name if len(prompts) == 1 else f"{name}-p{i}",
+                    ids=_prompt_bytes(ids, self.hello.model.vocab_size),
+                    params=SamplingParams(max_tokens=0),
+                    namespace=namespace,
+                    priority=options.priority,
+                    timeout=options.timeout,
+                    pooling=pooling,
+                )
+            )
+            self._check(requests[-1])
+        found: dict[str, Embedding] = {}
+        outputs = self.client.submit(*requests)
+        try:
+            async for output in outputs:
+                if output.finish is None:
+                    continue
+                if output.pooled is None:
+                    raise error_of(output.finish)
+                vector = np.frombuffer(output.pooled, "<f4")
+                found[output.rid] = Embedding(vector, output.n_prompt, output.n_cached)
+        finally:
+            await outputs.aclose()
+        return [found[request.rid] for request in requests]
+
+    def _identity(self, options: GenerateOptions) -> tuple[str, Namespace]:
+        """(rid, namespace) of a request as its tenant's."""
+        name = tenant_rid(self._tenant, secrets.token_hex(16) if options.rid is None else options.rid)
+        namespace = options.namespace
+        if self._tenant:
+            namespace = msgspec.structs.replace(namespace, tenant=self._tenant)
+        return name, namespace
+
+    def _check(self, request: Request) -> None:
+        hello = self.hello
+        validate_request(
+            request, hello.limits, hello.model.vocab_size, hello.model.context_length,
+            generates=hello.model.generates, classifies=bool(hello.model.labels),
+        )  # fmt: skip
+
     def _requests(self, ids: Sequence[int] | Ints, options: GenerateOptions) -> list[Request]:
         hello = self.hello
         if not 1 <= options.n <= hello.limits.n:
             raise InvalidRequest(f"n must be in [1, {hello.limits.n}], not {options.n}", param="n")
         prompt = _prompt_bytes(ids, hello.model.vocab_size)
-        name = tenant_rid(self._tenant, secrets.token_hex(16) if options.rid is None else options.rid)
-        namespace = options.namespace
-        if self._tenant:
-            namespace = msgspec.structs.replace(namespace, tenant=self._tenant)
+        name, namespace = self._identity(options)
         seed = options.params.seed
         requests = []
         for i in range(options.n):
@@ -212,7 +268,7 @@ class AsyncEngine:
                 )
             )
         # They differ in nothing but their seed and their id, of which the last is the longest.
-        validate_request(requests[0], hello.limits, hello.model.vocab_size, hello.model.context_length)
+        self._check(requests[0])
         if len(requests[-1].rid) > hello.limits.rid_chars:
             raise InvalidRequest(f"the request id must have 1 to {hello.limits.rid_chars} characters", param="rid")
         return requests

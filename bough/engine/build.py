@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
 from bough.device.platform.cpu import CpuPlatform
-from bough.device.quant.dense import dense_linear
+from bough.device.quant.scheme import resolve_scheme
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
@@ -115,9 +115,13 @@ def build(config: Config) -> EngineCore:
     finally:
         checkpoint.close()
     built = executor.built
+    assert schedule.step_tokens is not None
+    if not built.causal:  # whole texts, and nothing of one that another could use
+        schedule = replace(schedule, step_tokens=max(schedule.step_tokens, context_length))
     kv = KVManager(
-        built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction, config.kv.cache
-    )
+        built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction,
+        config.kv.cache if built.causal else "none",
+    )  # fmt: skip
     if kv.capacity < context_length:
         log.warning("the KV pool holds %d tokens: sequences end there, not at %d", kv.capacity, context_length)
     model = ModelInfo(
@@ -129,6 +133,9 @@ def build(config: Config) -> EngineCore:
         eos_ids=_eos_ids(tokenizer, checkpoint),
         dtype=str(_dtype(config.model)).removeprefix("torch."),
         n_parameters=built.n_parameters,
+        labels=built.labels,
+        causal=built.causal,
+        pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
     grammar = Grammar(
@@ -149,7 +156,9 @@ def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) ->
     platform = CpuPlatform(config.device.threads)
     ops = resolve_ops(config.device.kernels)
     attention = PagedAttention(ops)
-    context = LayerContext(checkpoint, ops, dense_linear(ops), attention, _dtype(config.model), platform.device)
+    dtype = _dtype(config.model)
+    scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
+    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device)
     return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
 
 

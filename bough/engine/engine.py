@@ -16,10 +16,10 @@ from tqdm import tqdm
 from bough.base.config import Config
 from bough.base.errors import BoughError, Overloaded
 from bough.base.messages import Finish, Hello
-from bough.base.params import SamplingParams
+from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.engine.answer_type import as_constraint
 from bough.engine.async_engine import AsyncEngine
-from bough.engine.generation import Chunk, GenerateOptions, Generation
+from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -126,6 +126,18 @@ class Engine:
         """The model's answer to a conversation, given as in the OpenAI API."""
         prompt = self._wait(self._engine.render_chat(messages, tools))
         return self.generate(prompt, params, **sampling)
+
+    def embed(self, prompts: Sequence[Prompt], pooling: Pooling | None = None) -> list[Embedding]:
+        """A vector for each prompt (text or ids), in order, as the model's hidden states give it (not normalised).
+
+        Args:
+            prompts: at most as many as the engine takes at a time.
+            pooling: ``last``, ``first``, ``mean`` or, for a classifier, ``classify``; by default the model's own.
+
+        Raises the matching BoughError when any of them cannot be done.
+        """
+        params = None if pooling is None else PoolingParams(kind=pooling)
+        return self._wait(self._engine.embed(prompts, params))
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of ``text``, as :meth:`generate` would take them."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Logprob, Namespace
 from bough.base.params import SamplingParams
@@ -77,6 +80,20 @@ class Chunk:
             logprobs=joined(self.logprobs, later.logprobs),
             prompt_logprobs=joined(self.prompt_logprobs, later.prompt_logprobs),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What became of one prompt in place of text.
+
+    Attributes:
+        vector: [D] hidden states, or [labels] scores, float32 as the model computed them (not normalised).
+        n_prompt, n_cached: as in :class:`Generation`.
+    """
+
+    vector: NDArray[np.float32]
+    n_prompt: int
+    n_cached: int
 
 
 def tenant_rid(tenant: str, rid: str) -> str:

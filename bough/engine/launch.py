@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         supervisor: process id of the parent.
         report_fd: pipe on which the process reports once.
         listen_fd: the listening socket of the API, inherited so that the port survives the process.
+        started: when the process was started, in the clock of ``time.monotonic``.
     """
 
     config: Config
@@ -45,6 +47,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     supervisor: int
     report_fd: int
     listen_fd: int | None = None
+    started: float = msgspec.field(default_factory=time.monotonic)
 
     @classmethod
     def receive(cls) -> Launch:

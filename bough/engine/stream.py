@@ -92,6 +92,7 @@ class OutputStream(AsyncIterator[Output]):
             finish,
             joined(first.logprobs, second.logprobs),
             joined(first.prompt_logprobs, second.prompt_logprobs),
+            second.pooled,
         )
 
     def _wake(self) -> None:

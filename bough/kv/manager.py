@@ -16,13 +16,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bough.base.messages import Namespace
-from bough.base.plan import Ints
+from bough.base.plan import Ints, SharedPrefix
 from bough.kv.cache import NullPrefixCache, PrefixCache
 from bough.kv.eviction import EVICTIONS
 from bough.kv.node import CacheHandle
 from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
 from bough.kv.radix import RadixTree
+from bough.kv.sharing import Sharing, find_sharing
 from bough.kv.waiting import WaitingIndex
 
 CacheKind = Literal["radix", "none"]
@@ -79,6 +80,7 @@ class KVManager:
         self._handles: list[CacheHandle | None] = [None] * n_rows
         self._namespaces = [Namespace()] * n_rows
         self._evicted = 0
+        self._sharing: Sharing | None = None
         self._cache: PrefixCache
         if cache == "radix":
             tree = RadixTree(page_size, EVICTIONS.get(eviction)())
@@ -117,6 +119,15 @@ class KVManager:
         self._within(row, end)
         return self.table.locs[row, start:end].copy()
 
+    def shared(self, rows: Ints, start: Ints) -> tuple[SharedPrefix, ...]:
+        """The groups among ``rows`` [B] that read the same cells first and write from ``start`` [B] on.
+
+        O(B) between changes of the tree's handles, which cost O(rows).
+        """
+        if self._sharing is None:
+            self._sharing = find_sharing(self._handles)
+        return self._sharing.plan(rows, start)
+
     # -- the life of a row
 
     def admit(self, ns: Namespace, ids: Ints, limit: int) -> Admission | None:
@@ -126,6 +137,7 @@ class KVManager:
             return None
         handle = self._cache.lock(self._cache.match(ns, ids[: max(0, min(limit, self.table.max_len))]))
         self._handles[row] = handle
+        self._sharing = None
         self._namespaces[row] = ns
         cached_len = handle.length
         self.table.locs[row, :cached_len] = handle.locs()
@@ -202,6 +214,7 @@ class KVManager:
         if end > start and not handle.follows(ids[start : start + self.page_size]):
             self._cache.insert(handle, ids[start:end], self.table.locs[row, start:end])
             self.n_published[row] = handle.length
+            self._sharing = None
         return int(self.n_published[row])
 
     def truncate(self, row: int, length: int) -> None:
@@ -270,6 +283,7 @@ class KVManager:
 
     def _leave(self, row: int) -> None:
         self._handles[row] = None
+        self._sharing = None
         self.n_cells[row] = self.n_published[row] = 0
         self.table.give_row(row)
 

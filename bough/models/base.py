@@ -9,13 +9,14 @@ from typing import Any, Protocol
 import torch
 
 from bough.device.layers.context import LayerContext
+from bough.device.ops.cells import Cells
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one token's KV looks like."""
+    """What one token's KV looks like. A model says what it computes; the pool may hold another dtype."""
 
     n_layers: int
     n_kv_heads: int
@@ -24,8 +25,9 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes over all layers, keys and values."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes over all layers, keys and values; int8 has a float32 scale per token and kv head."""
+        scale = 4 if self.dtype == torch.int8 else 0
+        return 2 * self.n_layers * self.n_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
 
 
 class Model(Protocol):
@@ -34,10 +36,15 @@ class Model(Protocol):
     Attributes:
         kv_shape: what it keeps per token.
         vocab_size: how many ids have a logit.
+        causal: tokens attend to what is before them, so that a sequence may be computed in steps. Otherwise it is
+            computed in one, and nothing is generated.
+        labels: of a classifier, whose head gives them scores and no token a logit; empty for other models.
     """
 
     kv_shape: KVShape
     vocab_size: int
+    causal: bool
+    labels: tuple[str, ...]
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         """Read the parameters.
@@ -52,7 +59,7 @@ class Model(Protocol):
         """
         ...
 
-    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         """``tokens`` [T] int32 -> last hidden states [T, D], normalised.
 
         Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer), as the attention backend was planned.
@@ -62,3 +69,19 @@ class Model(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, vocab_size]."""
         ...
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, labels], of a classifier."""
+        ...
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The labels of a config whose architecture is for sequence classification; empty for others.
+
+    A config that tells none has two, as in transformers.
+    """
+    if not any("ForSequenceClassification" in str(name) for name in config.get("architectures") or ()):
+        return ()
+    named = config.get("id2label") or {}
+    n_labels = len(named) or config.get("num_labels") or 2
+    return tuple(str(named.get(str(i), f"LABEL_{i}")) for i in range(n_labels))

@@ -21,11 +21,13 @@ from bough.base.errors import ConfigError
 from bough.device.layers.attention import Attention
 from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
-from bough.device.layers.logits import LMHead
+from bough.device.layers.logits import LMHead, ScoreHead
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
-from bough.models.base import KVShape
+from bough.device.ops.cells import Cells
+from bough.device.ops.stack import MOST_TOKENS, StackedLayer, StackShape
+from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
 
@@ -88,37 +90,69 @@ class _Layer:
         self._mlp_norm = RMSNorm(context, f"{prefix}.post_attention_layernorm", c.hidden_size, c.norm_eps)
         self._mlp = GatedMLP(context, f"{prefix}.mlp", c.hidden_size, c.intermediate_size, c.mlp_bias)
 
-    def __call__(self, x: Tensor | None, residual: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
         """What is still to be added to ``residual`` [T, D], given ``x``, what the layer before left to be added."""
         norm = self._attention_norm
         x = norm(residual) if x is None else norm.add(x, residual)
         x = self._attention(x, k, v)
         return self._mlp(self._mlp_norm.add(x, residual))
 
+    def stacked(self) -> StackedLayer:
+        """The layer as the op that computes all of them takes it."""
+        attention, mlp = self._attention, self._mlp
+        linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
+        return StackedLayer(self._attention_norm.weight, self._mlp_norm.weight, *linears)
+
 
 class Llama:
     """A :class:`bough.models.base.Model`."""
 
+    causal = True
+
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         c = LlamaConfig.read(config)
         rotary = rotary_table(rope_parameters(config), c.head_dim, n_positions).to(context.device)
-        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size)
+        self.labels = labels_of(config)
+        tied = c.tied and not self.labels
+        self._embedding = Embedding(context, "model.embed_tokens", c.vocab_size, c.hidden_size, tied)
         self._layers = [_Layer(context, f"model.layers.{i}", c, rotary) for i in range(c.n_layers)]
         self._norm = RMSNorm(context, "model.norm", c.hidden_size, c.norm_eps)
         self.vocab_size = min(n_ids, c.vocab_size)
-        sizes = c.vocab_size, self.vocab_size, c.hidden_size
-        self._head = LMHead(context, "lm_head", sizes, self._embedding if c.tied else None)
+        self._head: LMHead | ScoreHead
+        if self.labels:
+            self._head = ScoreHead(context, "score", len(self.labels), c.hidden_size)
+        else:
+            sizes = c.vocab_size, self.vocab_size, c.hidden_size
+            self._head = LMHead(context, "lm_head", sizes, self._embedding if tied else None)
         context.check_all_read(
             lambda name: name.endswith("rotary_emb.inv_freq") or (c.tied and name == "lm_head.weight")
         )
+        self._attention = context.attention
+        shape = StackShape(
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            eps=c.norm_eps,
+            scale=c.head_dim**-0.5,
+        )
+        self._stack = context.ops.layer_stack(
+            [layer.stacked() for layer in self._layers], self._norm.weight, rotary, shape
+        )
         self.kv_shape = KVShape(c.n_layers, c.n_kv_heads, c.head_dim, context.dtype)
 
-    def forward(self, tokens: Tensor, k: Sequence[Tensor], v: Sequence[Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
+        if self._stack is not None and len(tokens) <= MOST_TOKENS:
+            return self._stack(residual, self._attention.batch, k, v)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)
         return self._norm(residual) if x is None else self._norm.add(x, residual)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

@@ -6,4 +6,5 @@ from bough.base.registry import Registry
 from bough.models.base import Model
 
 MODELS: Registry[type[Model]] = Registry("model type")
+MODELS.add("bert", "bough.models.bert:Bert")
 MODELS.add("llama", "bough.models.llama:Llama")

@@ -106,7 +106,7 @@ class Committer:
         return outputs
 
     def _silent(self, flight: Flight, result: StepResult, sampled: Bools, outputs: list[Output]) -> None:
-        """Rows that sampled nothing: chunks of prompts, and requests that wanted prompt logprobs alone."""
+        """Rows that sampled nothing: chunks of prompts, and requests that wanted prompt logprobs or a vector."""
         rows = self._rows
         waiting = ~sampled & rows.live[flight.plan.rows] & ~rows.guided[flight.plan.rows]
         for i in np.flatnonzero(waiting).tolist():
@@ -116,10 +116,14 @@ class Committer:
             done = rows.computed[row] == rows.n_ids[row] >= rows.limit[row]
             prompt_logprobs = self._prompt_logprobs(req, result, i)
             if done or prompt_logprobs:
-                finish = Finish("length") if done else None
+                pooled = result.pooled[i].astype("<f4").tobytes() if done and i in result.pooled else None
+                finish = None if not done else Finish("length" if pooled is None else "stop")
                 outputs.append(
-                    Output(req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish, None, prompt_logprobs)
-                )
+                    Output(
+                        req.request.rid, req.n_sent, [], req.n_prompt, req.cached_len, finish, None, prompt_logprobs,
+                        pooled,
+                    )
+                )  # fmt: skip
                 if done:
                     self._close(req)
 

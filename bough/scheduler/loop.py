@@ -94,7 +94,9 @@ class Scheduler:
         self._rows = Rows(config.max_running, model.context_length)
         policy = POLICIES.get(config.policy)(kv.waiting, draw)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
-        self._planner = Planner(kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock)
+        self._planner = Planner(
+            kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock, whole=not model.causal
+        )
         self._constraints = Constraints(
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
@@ -206,7 +208,15 @@ class Scheduler:
             self._queue.tokens + self._gates.tokens + len(request.ids) // 4 > self._limits.queue_tokens
         ):
             raise Overloaded("the queue is full", retry_after=1.0)
-        validate_request(request, self._limits, self._model.vocab_size, self._model.context_length)
+        model = self._model
+        validate_request(
+            request,
+            self._limits,
+            model.vocab_size,
+            model.context_length,
+            generates=model.generates,
+            classifies=bool(model.labels),
+        )
         params = request.params
         now = self._clock()
         self._arrivals += 1
@@ -235,7 +245,7 @@ class Scheduler:
 
     def _limit(self, request: Request) -> int:
         """Most ids the request may have; refuses what could not run even alone."""
-        n_prompt, asked = len(request.ids) // 4, request.params.max_tokens
+        n_prompt, asked = len(request.ids) // 4, 0 if request.pooling is not None else request.params.max_tokens
         most = min(self._model.context_length, self._kv.capacity)
         if n_prompt + (1 if asked is None else asked) > most:
             raise InvalidRequest(

@@ -64,8 +64,12 @@ class Planner:
         step_tokens: int,
         eos_ids: tuple[int, ...],
         clock: Callable[[], float],
+        *,
+        whole: bool = False,
     ) -> None:
+        """``whole``: a prompt is computed in one step or waits; a step must have room for the longest."""
         self._kv = kv
+        self._whole = whole
         self._rows = rows
         self._queue = queue
         self._step_tokens = step_tokens
@@ -247,7 +251,8 @@ class Planner:
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
         n = min(todo - req.held, budget)
-        out_loc = kv.grow(row, n) if kv.available >= todo + reserved else None
+        fits = kv.available >= todo + reserved and not (self._whole and n < todo)
+        out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:
             kv.release(row, req.ids, 0)
             return 0
@@ -269,6 +274,7 @@ class Planner:
                 seed=req.seed,
                 eos_ids=end_ids(req, self._eos_ids),
                 logprob_from=req.logprob_from,
+                pooling=req.request.pooling,
             )
         )
         parts.add(
@@ -330,6 +336,7 @@ class Planner:
             out_loc=np.concatenate(parts.out_loc),
             sample=sample,
             forced=self._forced(r, start, end, sample),
+            shared=self._kv.shared(r, start),
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))

@@ -83,6 +83,8 @@ class Req:
         position before the first logprob that is still wanted. A held request computes its last token later, and
         something before it now.
         """
+        if self.request.pooling is not None and self.request.pooling.kind in ("mean", "first"):
+            return 0  # it takes hidden states from the first token on
         limit = len(self.ids) - 1 - self.held
         if self.logprob_from < self.n_prompt:
             limit = min(limit, self.logprob_from - 1)

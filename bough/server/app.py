@@ -18,15 +18,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bough import __version__
 from bough.base.errors import BoughError, EngineError, InvalidRequest, NotFound
 from bough.server import info, schema
+from bough.server.anthropic.handlers import count_tokens, messages
+from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.auth import Keyring
 from bough.server.chat import chat
 from bough.server.completions import completions
-from bough.server.errors import MethodNotAllowed, error_body, retry_headers
+from bough.server.dialect import ANTHROPIC, OLLAMA, OPENAI, Dialect
+from bough.server.errors import MethodNotAllowed, retry_headers
 from bough.server.files.batch import BatchRequest
 from bough.server.files.batches import Batches
 from bough.server.files.handlers import Files
 from bough.server.native import generate
+from bough.server.ollama.about import About
+from bough.server.ollama.embed import embed, embeddings_of_one
+from bough.server.ollama.handlers import ollama_chat, ollama_generate, refuse_management
+from bough.server.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from bough.server.parsing import parse_function_call, separate_reasoning
+from bough.server.pooling.handlers import classify, classify_native, embeddings, encode
+from bough.server.pooling.ranking import rerank, score
+from bough.server.pooling.schema import (
+    ClassifyRequest,
+    EmbeddingsRequest,
+    EncodeRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from bough.server.responses.handlers import Responses
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.routes import RouteSpec, install
@@ -119,27 +141,31 @@ def create_app(service: Service) -> ASGIApp:
 
 
 def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
-    about, replies, files = info.Info(service), Responses(service), Files(service)
+    about, replies, files, ollama = info.Info(service), Responses(service), Files(service), About(service)
     operations: dict[str, Operation[Any]] = {}
     batches = Batches(service, files, operations)
 
     async def openapi(request: Request) -> Response:
         return info.as_json(app.openapi())
 
-    def work(path: str, kind: type[T], handler: Handler[T]) -> Callable[[Request], Awaitable[Response]]:
+    def work(
+        path: str, kind: type[T], handler: Handler[T], dialect: Dialect
+    ) -> Callable[[Request], Awaitable[Response]]:
         decoder = schema.decoder(kind)
         if path in BATCHED:
             operations[path] = Operation(decoder, handler)
 
         async def endpoint(request: Request) -> Response:
-            return Work(service, decoder, handler)
+            return Work(service, decoder, handler, dialect)
 
         endpoint.__name__ = handler.__name__
         endpoint.__doc__ = handler.__doc__
         return endpoint
 
-    def post(paths: tuple[str, ...], scope: Any, kind: type[T], handler: Handler[T], *more: str) -> RouteSpec:
-        return RouteSpec(paths, ("POST", *more), scope, work(paths[0], kind, handler), kind)
+    def post(
+        paths: tuple[str, ...], scope: Any, kind: type[T], handler: Handler[T], *more: str, dialect: Dialect = OPENAI
+    ) -> RouteSpec:
+        return RouteSpec(paths, ("POST", *more), scope, work(paths[0], kind, handler, dialect), kind, dialect)
 
     return [
         post(("/v1/chat/completions",), "user", schema.ChatRequest, chat),
@@ -173,30 +199,58 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         RouteSpec(("/readyz", "/health_generate"), ("GET",), "public", about.readyz),
         RouteSpec(("/metrics",), ("GET",), "public", about.metrics),
         RouteSpec(("/openapi.json",), ("GET",), "user", openapi),
+        post(("/v1/embeddings",), "user", EmbeddingsRequest, embeddings),
+        post(("/v1/classify",), "user", ClassifyRequest, classify),
+        post(("/v1/score", "/score"), "user", ScoreRequest, score),
+        post(("/v1/rerank", "/v2/rerank", "/rerank"), "user", RerankRequest, rerank),
+        post(("/encode",), "user", EncodeRequest, encode, "PUT"),
+        post(("/classify",), "user", ClassifyRequest, classify_native, "PUT"),
+        post(("/v1/messages",), "user", MessagesRequest, messages, dialect=ANTHROPIC),
+        post(("/v1/messages/count_tokens",), "user", CountTokensRequest, count_tokens, dialect=ANTHROPIC),
+        post(("/api/chat",), "user", OllamaChatRequest, ollama_chat, dialect=OLLAMA),
+        post(("/api/generate",), "user", OllamaGenerateRequest, ollama_generate, dialect=OLLAMA),
+        post(("/api/embed",), "user", OllamaEmbedRequest, embed, dialect=OLLAMA),
+        post(("/api/embeddings",), "user", OllamaEmbeddingsRequest, embeddings_of_one, dialect=OLLAMA),
+        post(("/api/show",), "user", OllamaShowRequest, ollama.show, dialect=OLLAMA),
+        post(
+            ("/api/pull", "/api/push", "/api/create", "/api/copy"),
+            "user",
+            schema.Empty,
+            refuse_management,
+            dialect=OLLAMA,
+        ),
+        RouteSpec(
+            ("/api/delete",), ("DELETE",), "user", work("", schema.Empty, refuse_management, OLLAMA), None, OLLAMA
+        ),
+        RouteSpec(("/api/tags",), ("GET",), "user", ollama.tags, dialect=OLLAMA),
+        RouteSpec(("/api/ps",), ("GET",), "user", ollama.ps, dialect=OLLAMA),
+        RouteSpec(("/api/version",), ("GET",), "user", ollama.version, dialect=OLLAMA),
+        RouteSpec(("/",), ("GET", "HEAD"), "public", ollama.running, dialect=OLLAMA),
     ]
 
 
-def _respond(error: BoughError) -> Response:
-    response = Response(error_body(error), error.status, media_type="application/json")
+def _respond(request: Request, error: BoughError) -> Response:
+    dialect: Dialect = getattr(request.scope.get("route"), "dialect", OPENAI)
+    response = Response(dialect.error(error), error.status, media_type="application/json")
     response.raw_headers += retry_headers(error)
     return response
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, BoughError)
-    return _respond(error)
+    return _respond(request, error)
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _respond(NotFound(f"there is no {request.method} {request.url.path[:256]}"))
+        return _respond(request, NotFound(f"there is no {request.method} {request.url.path[:256]}"))
     if error.status_code == 405:
-        response = _respond(MethodNotAllowed(f"{request.method} is not allowed here"))
+        response = _respond(request, MethodNotAllowed(f"{request.method} is not allowed here"))
         response.headers.update(error.headers or {})
         return response
-    return _respond(InvalidRequest(str(error.detail)))
+    return _respond(request, InvalidRequest(str(error.detail)))
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    return _respond(EngineError("the server failed while it handled this request"))
+    return _respond(request, EngineError("the server failed while it handled this request"))

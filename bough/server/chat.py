@@ -31,6 +31,7 @@ from bough.server.options import (
     Lengths,
     about_request,
     check_ids,
+    default_max_tokens,
     openai_options,
     request_rids,
     sequence_rids,
@@ -109,13 +110,16 @@ async def chat(call: Call, body: ChatRequest) -> Answer:
     return _stream(job, body) if body.stream else await _complete(job, body)
 
 
-async def open_chat(call: Call, body: ChatRequest) -> ChatStream:
-    """Begin ``body`` on behalf of another endpoint. Raises what is wrong with it."""
-    job = await _open(call, body)
+async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> ChatStream:
+    """Begin ``body`` on behalf of another endpoint. Raises what is wrong with it.
+
+    ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
+    """
+    job = await _open(call, body, cut)
     return ChatStream(job.usage, _pieces(job, body))
 
 
-async def _open(call: Call, body: ChatRequest) -> _Job:
+async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     _check(body)
     service = call.service
     service.check_model(body.model)
@@ -126,6 +130,8 @@ async def _open(call: Call, body: ChatRequest) -> _Job:
     else:
         ids = await render(call.engine, service, body)
     ids = truncated(ids, body, service, body.max_completion_tokens or body.max_tokens)
+    if cut and body.max_tokens is not None:
+        body.max_tokens = default_max_tokens(body.max_tokens, len(ids), service)
     shape = answer_shape(service, call.engine.tokenizer, body, use, ids)
     response_id, rids = request_rids(body.rid, body.request_id, "chatcmpl-", 1)
     top = body.top_logprobs or 0

@@ -92,7 +92,7 @@ class Info:
                 "model_path": model.path,
                 "tokenizer_path": model.path,
                 "served_model_name": self.service.model_name,
-                "is_generation": True,
+                "is_generation": model.generates,
                 "preferred_sampling_params": None,
                 "weight_version": "default",
                 "has_image_understanding": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -97,8 +99,11 @@ async def serve(launch: Launch, listener: socket.socket) -> int:
     if attaching in done and not stop.is_set():
         code = attaching.result()
         if code == 0:
+            # What the start has made stays: no later collection looks through it again.
+            gc.collect()
+            gc.freeze()
             launch.ready()
-            announce(service, listener)
+            announce(service, listener, time.monotonic() - launch.started)
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
     service.draining = True
     draining = asyncio.create_task(service.drain(config.serve.grace))
@@ -158,14 +163,14 @@ async def _attach(service: Service, launch: Launch) -> int:
     return 0
 
 
-def announce(service: Service, listener: socket.socket) -> None:
-    """Print where the server is and a request that works."""
+def announce(service: Service, listener: socket.socket, seconds: float) -> None:
+    """Print where the server is, how long its start took, and a request that works."""
     host, port = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http{'s' if service.config.serve.tls_cert else ''}://{name}:{port}"
     body = f'{{"model": "{service.model_name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
     sys.stdout.write(
-        f"\nbough serves {service.model_name} at {url}/v1\n\n"
+        f"\nbough serves {service.model_name} at {url}/v1, ready after {seconds:.1f} s\n\n"
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n"
     )
     sys.stdout.flush()

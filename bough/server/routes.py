@@ -15,6 +15,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
 from bough.base.errors import ConfigError
+from bough.server.dialect import OPENAI, Dialect
 
 Scope = Literal["public", "user", "admin"]
 """public: probes and metrics; user: anyone who may generate; admin: whoever operates the server."""
@@ -35,6 +36,7 @@ class RouteSpec:
     scope: Scope
     endpoint: Callable[[Request], Awaitable[Response]]
     body: Any = None
+    dialect: Dialect = OPENAI
 
 
 class ScopedRoute(APIRoute):
@@ -42,6 +44,7 @@ class ScopedRoute(APIRoute):
 
     scope: Scope
     guard: Guard
+    dialect: Dialect
 
     async def handle(self, scope: Connection, receive: Receive, send: Send) -> None:
         scope["state"]["principal"] = self.guard(scope, self.scope)
@@ -63,6 +66,7 @@ def install(app: FastAPI, specs: Sequence[RouteSpec], guard: Guard) -> None:
                 )  # fmt: skip
                 route.scope = spec.scope
                 route.guard = guard
+                route.dialect = spec.dialect
                 app.router.routes.append(route)
     check_scopes(app)
     document = app.openapi()

@@ -19,15 +19,14 @@ from bough.base.errors import BoughError, EngineError, Unavailable
 from bough.engine.async_engine import AsyncEngine
 from bough.server.auth import Principal
 from bough.server.body import ClientGone, check_headers, decode_body, read_body
-from bough.server.errors import Aborted, error_body, error_event, retry_headers
+from bough.server.dialect import DONE, OPENAI, Dialect
+from bough.server.errors import Aborted, retry_headers
 from bough.server.service import Flight, Service
 
 T = TypeVar("T")
 logger = logging.getLogger("bough.server")
 
 JSON = b"application/json"
-EVENTS = b"text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
 LOGGED_BYTES = 1 << 16
 """How much of a body is logged where bodies are."""
 
@@ -54,7 +53,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Server-sent events that end in another way than with ``[DONE]``."""
+    """A stream that ends in another way than with ``[DONE]``."""
 
     pieces: AsyncGenerator[bytes, None]
     end: bytes = b""
@@ -82,17 +81,20 @@ class Work(Response, Generic[T]):
     engine's stream and thereby aborts its sequences.
     """
 
-    def __init__(self, service: Service, decoder: msgspec.json.Decoder[T], handler: Handler[T]) -> None:
+    def __init__(
+        self, service: Service, decoder: msgspec.json.Decoder[T], handler: Handler[T], dialect: Dialect = OPENAI
+    ) -> None:
         self.service = service
         self.decoder = decoder
         self.handler = handler
+        self.dialect = dialect
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, state = self.service, scope["state"]
         request_id, principal = state["request_id"], state["principal"]
         started = time.perf_counter()
-        exchange = _Exchange(send)
+        exchange = _Exchange(send, self.dialect)
         abort_connection = scope.get("extensions", {}).get("bough.abort")
         try:
             check_headers(scope["headers"], service.limits)
@@ -150,8 +152,9 @@ class Work(Response, Generic[T]):
 class _Exchange:
     """The response side of one request."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, dialect: Dialect) -> None:
         self._send = send
+        self._dialect = dialect
         self._streaming = False
         self.finished = False
         self.flight: Flight | None = None
@@ -167,7 +170,8 @@ class _Exchange:
             async for piece in pieces:
                 if not self._streaming:
                     self._streaming = True
-                    head = [(b"content-type", EVENTS), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+                    kind = (b"content-type", self._dialect.streams)
+                    head = [kind, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
                     await self._send({"type": "http.response.start", "status": 200, "headers": head})
                 await self._write(piece, more=True)
         self.finished = True
@@ -177,13 +181,13 @@ class _Exchange:
         """Answer with ``error``: as the response, or as the last event of a stream that has begun."""
         if self._streaming:
             self.finished = True
-            await self._write(error_event(error) + DONE, more=False)
+            await self._write(self._dialect.last_error(error), more=False)
         elif not self.finished:
             headers = retry_headers(error)
             # The rest of a body that was refused is not worth reading.
             if error.status in (408, 413, 415):
                 headers.append((b"connection", b"close"))
-            await self.reply(error.status, error_body(error), headers)
+            await self.reply(error.status, self._dialect.error(error), headers)
 
     async def _write(self, body: bytes, more: bool) -> None:
         flight = self.flight

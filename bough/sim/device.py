@@ -121,6 +121,8 @@ class FakeDevice:
                 raise AssertionError(f"row {init.row} was admitted while it was taken")
             self._rows[init.row] = _Row(init, self._root(init))
             self.page_table[init.row, : len(init.prefix_locs)] = init.prefix_locs
+        self._enter_locs(plan)
+        self._check_shared(plan)
         try:
             failed = self._fault(plan)
         except Exception as error:
@@ -140,13 +142,30 @@ class FakeDevice:
         """Overwrite cells that were freed; what is read from them shows in the tokens."""
         self.cells[locs] = POISON
 
-    def _write(self, plan: StepPlan) -> None:
-        spans = _spans(plan)
-        for row, start, begin, end in spans:
+    def _enter_locs(self, plan: StepPlan) -> None:
+        for row, start, begin, end in _spans(plan):
             self.page_table[row, start : start + end - begin] = plan.out_loc[begin:end]
+
+    def _check_shared(self, plan: StepPlan) -> None:
+        """Whoever reads a prefix once for a group would read wrong cells if this did not hold."""
+        members: list[int] = [i for prefix in plan.shared for i in prefix.rows.tolist()]
+        if len(set(members)) != len(members):
+            raise AssertionError("a row is in two groups")
+        for rows, n_tokens in plan.shared:
+            if len(rows) < 2 or n_tokens < 1 or (np.diff(rows) <= 0).any():
+                raise AssertionError(f"a group of rows {rows} over {n_tokens} tokens")
+            if (plan.start[rows] < n_tokens).any():
+                raise AssertionError(f"a prefix of {n_tokens} tokens reaches into the new tokens of a row")
+            locs = self.page_table[plan.rows[rows], :n_tokens]
+            if (locs != locs[0]).any():
+                raise AssertionError(f"rows {plan.rows[rows]} do not share their first {n_tokens} locs")
+
+    def _write(self, plan: StepPlan) -> None:
         # Rows may read what others write in this step, so they are written in an order in which the cell
         # before is there: by position.
-        work = sorted((start + k, row, begin + k) for row, start, begin, end in spans for k in range(end - begin))
+        work = sorted(
+            (start + k, row, begin + k) for row, start, begin, end in _spans(plan) for k in range(end - begin)
+        )
         for position, row, index in work:
             state = self._rows[row]
             token = int(plan.tokens[index])

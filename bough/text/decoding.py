@@ -39,12 +39,14 @@ class DecodeRule:
         byte_fallback: a token ``<0xAB>`` is that byte.
         replace: (from, to) applied to the text of a token.
         strip_left: number of spaces removed at the very beginning of a text.
+        continues: what a token that continues a word begins with; all others begin with a space (WordPiece).
     """
 
     byte_level: bool = False
     byte_fallback: bool = False
     replace: tuple[tuple[str, str], ...] = ()
     strip_left: int = 0
+    continues: str | None = None
 
     def token_bytes(self, token: str, *, added: bool) -> bytes:
         """Bytes of ``token``; the text of an ``added`` token of a byte-level vocabulary is taken literally."""
@@ -54,6 +56,8 @@ class DecodeRule:
             return token.encode()
         if self.byte_fallback and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match.group(1), 16)])
+        if self.continues is not None:
+            token = token[len(self.continues) :] if token.startswith(self.continues) else f" {token}"
         for old, new in self.replace:
             token = token.replace(old, new)
         return token.encode()
@@ -64,6 +68,7 @@ def read_decode_rule(decoder: Mapping[str, Any] | None) -> DecodeRule:
     byte_level = byte_fallback = False
     replace: list[tuple[str, str]] = []
     strip_left = 0
+    continues: str | None = None
     for step in _steps(decoder):
         match step:
             case {"type": "ByteLevel"}:
@@ -79,9 +84,11 @@ def read_decode_rule(decoder: Mapping[str, Any] | None) -> DecodeRule:
             case {"type": "Metaspace", "replacement": str(old), **rest}:
                 replace.append((old, " "))
                 strip_left = 0 if rest.get("prepend_scheme") == "never" else 1
+            case {"type": "WordPiece", "prefix": str(prefix)}:
+                continues, strip_left = prefix, 1
             case _:
                 raise ConfigError(f"the tokenizer's decoder {step.get('type')!r} is not supported")
-    return DecodeRule(byte_level, byte_fallback, tuple(replace), strip_left)
+    return DecodeRule(byte_level, byte_fallback, tuple(replace), strip_left, continues)
 
 
 def _steps(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:

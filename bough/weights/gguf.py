@@ -167,6 +167,15 @@ class GgufFile:
         self._file.forget(info.start, info.nbytes)
         return out
 
+    def rows(self, name: str) -> torch.Tensor:
+        """A copy of the bytes of a tensor of two dimensions, uint8 [rows, bytes of a row]."""
+        import torch  # slow, and not needed by those who only read the metadata
+
+        info = self.tensors[name]
+        rows = torch.from_numpy(self.raw(name).copy()).view(info.shape[0], -1)
+        self._file.forget(info.start, info.nbytes)
+        return rows
+
     def close(self) -> None:
         self._file.close()
 

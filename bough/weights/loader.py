@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from bough.base.errors import ConfigError
+from bough.base.params import Pooling
+from bough.device.quant.base import Blocks
 from bough.weights.gguf import GgufFile
 from bough.weights.gguf_model import (
     config_of,
@@ -39,12 +41,14 @@ class Checkpoint(Protocol):
             ``tie_word_embeddings`` are always present.
         generation_config: as in ``generation_config.json``, empty if there is none.
         tokenizer_source: what a tokenizer is built from.
+        pooling: how embeddings are made of hidden states, where it tells.
     """
 
     path: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     tokenizer_source: TokenizerSource
+    pooling: Pooling | None
 
     def names(self) -> list[str]:
         """Parameter names, in the order in which they are best read."""
@@ -55,6 +59,9 @@ class Checkpoint(Protocol):
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
+    def blocks(self, name: str) -> Blocks | None:
+        """The undecoded blocks of a matrix; None if it is not held in blocks, ConfigError if it is missing."""
+
     def close(self) -> None:
         """Give the files back; tensors that were read stay valid."""
 
@@ -64,6 +71,7 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.pooling: Pooling | None = None
         self._file = GgufFile(path)
         try:
             self._meta = describe(self._file)
@@ -85,6 +93,17 @@ class GgufCheckpoint:
         heads = heads_to_restore(self._meta, name)
         return weight if heads is None else restore_rows(weight, heads)
 
+    def blocks(self, name: str) -> Blocks | None:
+        if name not in self._names:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        info = self._file.tensors[self._names[name]]
+        if info.format.values == 1 or len(info.shape) != 2:
+            return None
+        rows = self._file.rows(self._names[name])
+        heads = heads_to_restore(self._meta, name)
+        rows = rows if heads is None else restore_rows(rows, heads)
+        return Blocks(info.format.name, rows, info.shape[1])
+
     def close(self) -> None:
         self._file.close()
 
@@ -100,6 +119,7 @@ class FolderCheckpoint:
         self._files = open_folder(path)
         self.config = _plain_config(config, "lm_head.weight" in self._files)
         self.tokenizer_source: TokenizerSource = path
+        self.pooling = _pooling(path)
 
     def names(self) -> list[str]:
         return list(self._files)
@@ -109,9 +129,30 @@ class FolderCheckpoint:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
         return self._files[name].tensor(name, dtype)
 
+    def blocks(self, name: str) -> Blocks | None:
+        return None
+
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def _pooling(folder: Path) -> Pooling | None:
+    """What the folder's configuration for sentence-transformers says, if it has one.
+
+    Raises ConfigError for a way that is not supported.
+    """
+    file = folder / "1_Pooling" / "config.json"
+    if not file.is_file():
+        return None
+    config = read_json(file)
+    modes = [name for name, on in config.items() if name.startswith("pooling_mode_") and on is True]
+    known: dict[str, Pooling] = {
+        "pooling_mode_lasttoken": "last", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first",
+    }  # fmt: skip
+    if len(modes) != 1 or modes[0] not in known:
+        raise ConfigError(f"{file}: of the ways of pooling only one is supported at a time, {' or '.join(known)}")
+    return known[modes[0]]
 
 
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:

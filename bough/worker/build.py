@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,8 +16,16 @@ from bough.worker.device_rows import DeviceRows
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import pool_tokens
 from bough.worker.model_runner import ModelRunner
+from bough.worker.sampling.logprobs import PromptLogprobs
 from bough.worker.sampling.sampler import Sampler
 from bough.worker.worker import Worker
+
+KV_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "int8": torch.int8,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +51,8 @@ class BuiltWorker:
     pool_tokens: int
     n_parameters: int
     vocab_size: int
+    labels: tuple[str, ...]
+    causal: bool
 
 
 def build_worker(
@@ -64,9 +74,15 @@ def build_worker(
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
         model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
-        n_tokens = pool_tokens(kv, model.kv_shape.bytes_per_token, free_memory())
-        pool = KVPool(model.kv_shape, n_tokens, context.device)
+        shape = model.kv_shape
+        if kv.kv_dtype != "auto":
+            shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
+        if model.causal:
+            n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
+        else:  # which keeps nothing; the cells only count
+            n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
+        pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-    sampler = Sampler(model.vocab_size, context.ops)
-    worker = Worker(ModelRunner(model, context.attention, pool), rows, sampler)
-    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size)
+    runner = ModelRunner(model, context.attention, pool)
+    worker = Worker(runner, rows, Sampler(model.vocab_size, context.ops), PromptLogprobs(context.ops))
+    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)

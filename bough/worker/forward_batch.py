@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, StepPlan
+from bough.base.plan import LAST, SharedPrefix, StepPlan
 from bough.device.attention.base import AttentionBatch
+from bough.device.ops.groups import SharedGroups
 from bough.worker.device_rows import DeviceRows
 
 Tensor = torch.Tensor
@@ -26,7 +27,7 @@ class ForwardBatch:
         tokens: [T] int32 ids.
         attention: positions, locs and lengths.
         sampled: [S] plan indices of the rows that sample (host).
-        sample_at: [S] int64 index among the T tokens of the position that each of them samples from.
+        sample_at: [S] int32 index among the T tokens of the position that each of them samples from.
         host_q_start: [B + 1] ``q_start`` (host).
     """
 
@@ -47,18 +48,33 @@ class ForwardBatch:
         np.cumsum(plan.n_new, out=q_start[1:])
         positions = np.arange(q_start[-1], dtype=np.int32) - np.repeat(q_start[:-1] - plan.start, plan.n_new)
         sampled = np.flatnonzero(plan.sample)
-        row_of = _to(np.repeat(plan.rows, plan.n_new), rows)
+        # One copy to the device: on a small model's step every further one counts.
+        host = (
+            plan.rows, q_start, plan.start + plan.n_new, positions, plan.out_loc, np.repeat(plan.rows, plan.n_new),
+            q_start[1:][sampled] - 1,
+        )  # fmt: skip
+        whole = _to(np.concatenate(host), rows)
+        b_rows, starts, seq_len, at, out_loc, row_of, sample_at = torch.split(whole, [len(part) for part in host])
         attention = AttentionBatch(
             page_table=rows.page_table,
-            rows=_to(plan.rows, rows),
-            q_start=_to(q_start, rows),
-            seq_len=_to(plan.start + plan.n_new, rows),
-            positions=_to(positions, rows),
-            out_loc=_to(plan.out_loc, rows),
+            rows=b_rows,
+            q_start=starts,
+            seq_len=seq_len,
+            positions=at,
+            out_loc=out_loc,
+            groups=_groups(plan.shared, rows),
         )
-        rows.page_table[row_of, attention.positions] = attention.out_loc
-        sample_at = torch.from_numpy(q_start[1:][sampled].astype(np.int64) - 1).to(rows.device)
+        rows.page_table[row_of, at] = out_loc
         return cls(_tokens(plan, row_of, rows), attention, sampled, sample_at, q_start)
+
+
+def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:
+    if not shared:
+        return None
+    start = np.cumsum([0, *(len(prefix.rows) for prefix in shared)])
+    members = np.concatenate([prefix.rows for prefix in shared])
+    tokens = np.array([prefix.n_tokens for prefix in shared])
+    return SharedGroups(_to(start, rows), _to(members, rows), _to(tokens, rows))
 
 
 def _tokens(plan: StepPlan, row_of: Tensor, rows: DeviceRows) -> Tensor:
@@ -72,6 +88,6 @@ def _tokens(plan: StepPlan, row_of: Tensor, rows: DeviceRows) -> Tensor:
     return tokens
 
 
-def _to(values: NDArray[np.int32], rows: DeviceRows) -> Tensor:
+def _to(values: NDArray[np.integer], rows: DeviceRows) -> Tensor:
     """An int32 copy on the device: plans are read-only and may be shared with other ranks."""
     return torch.tensor(np.asarray(values, np.int32), device=rows.device)

@@ -6,6 +6,7 @@ import ctypes
 
 import torch
 
+from bough.device.ops.cells import Cells, QuantizedCells
 from bough.models.base import KVShape
 
 Tensor = torch.Tensor
@@ -15,7 +16,7 @@ MADV_HUGEPAGE = 14
 
 
 class KVPool:
-    """Keys and values, one tensor each per layer: [n_tokens, KH, D], indexed by loc.
+    """Keys and values of every layer: cells [n_tokens, KH, D], indexed by loc.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
     before that.
@@ -26,14 +27,16 @@ class KVPool:
         self.n_tokens = n_tokens
         size = (n_tokens, shape.n_kv_heads, shape.head_dim)
 
-        def cells() -> list[Tensor]:
-            tensors = [torch.empty(size, dtype=shape.dtype, device=device) for _ in range(shape.n_layers)]
-            for tensor in tensors:
-                if device.type == "cpu":
-                    _advise_huge_pages(tensor)
-            return tensors
+        def cells() -> Cells:
+            data = torch.empty(size, dtype=shape.dtype, device=device)
+            if device.type == "cpu":
+                _advise_huge_pages(data)
+            if shape.dtype != torch.int8:
+                return data
+            return QuantizedCells(data, torch.empty(size[:2], dtype=torch.float32, device=device))
 
-        self.k, self.v = cells(), cells()
+        self.k = [cells() for _ in range(shape.n_layers)]
+        self.v = [cells() for _ in range(shape.n_layers)]
 
 
 def _advise_huge_pages(tensor: Tensor) -> None:

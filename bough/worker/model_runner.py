@@ -28,3 +28,7 @@ class ModelRunner:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, D] of chosen positions -> logits [N, V]."""
         return self._model.logits(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, D] of chosen positions -> scores of a classifier's labels [N, labels]."""
+        return self._model.scores(hidden)

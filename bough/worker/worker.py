@@ -17,6 +17,7 @@ from bough.base.plan import LAST, Failure, Masks, PositionLogprobs, RowInit, Ste
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
+from bough.worker.pooling import Pooler
 from bough.worker.sampling.base import SampleContext
 from bough.worker.sampling.logprobs import PromptLogprobs
 from bough.worker.sampling.sampler import Sampled, Sampler
@@ -48,11 +49,14 @@ class Worker:
     leaves the others alone; an exception of the shared forward is raised.
     """
 
-    def __init__(self, runner: ModelRunner, rows: DeviceRows, sampler: Sampler) -> None:
+    def __init__(
+        self, runner: ModelRunner, rows: DeviceRows, sampler: Sampler, prompt_logprobs: PromptLogprobs
+    ) -> None:
         self._runner = runner
         self._rows = rows
         self._sampler = sampler
-        self._prompt_logprobs = PromptLogprobs()
+        self._prompt_logprobs = prompt_logprobs
+        self._pooler = Pooler()
         self._broken: dict[int, Failure] = {}
         self._known = np.zeros(len(rows.last_token), np.int32)
         """[n_rows] ids of each row that the sampler knows of."""
@@ -80,6 +84,8 @@ class Worker:
         with torch.inference_mode():
             self._report_prompts(handle, result)
             self._report_forced(handle, result)
+            if self._pooler.rows:
+                self._pool(handle, result)
             if len(batch.sampled):
                 self._sample(handle, result, masks)
         result.seconds = handle.seconds + time.perf_counter() - began
@@ -93,6 +99,7 @@ class Worker:
         try:
             self._sampler.add(init.row, init)
             self._prompt_logprobs.add(init.row, init)
+            self._pooler.add(init.row, init)
         except Exception as error:
             self._sampler.remove(init.row)
             self._broken[init.row] = _reason(error)
@@ -100,6 +107,7 @@ class Worker:
     def _remove(self, row: int) -> None:
         self._sampler.remove(row)
         self._prompt_logprobs.remove(row)
+        self._pooler.remove(row)
         self._broken.pop(row, None)
 
     def _take_forced(self, plan: StepPlan) -> None:
@@ -128,6 +136,20 @@ class Worker:
             except Exception as error:
                 result.failed[i] = _reason(error)
 
+    def _pool(self, handle: ForwardHandle, result: StepResult) -> None:
+        plan, q_start = handle.plan, handle.batch.host_q_start
+        for i, (row, start) in enumerate(zip(plan.rows.tolist(), plan.start.tolist())):
+            if i in result.failed or row not in self._pooler.rows:
+                continue
+            hidden = handle.hidden[q_start[i] : q_start[i + 1]]
+            try:
+                pooled = self._pooler.take(row, start, hidden, self._runner.scores)
+            except Exception as error:
+                result.failed[i] = Failure(f"pooling failed: {error}")
+                continue
+            if pooled is not None:
+                result.pooled[i] = pooled
+
     def _report_prompts(self, handle: ForwardHandle, result: StepResult) -> None:
         plan, q_start = handle.plan, handle.batch.host_q_start
         for i, (row, start, n_new) in enumerate(zip(plan.rows.tolist(), plan.start.tolist(), plan.n_new.tolist())):
@@ -141,7 +163,9 @@ class Worker:
 
     def _sample(self, handle: ForwardHandle, result: StepResult, masks: Masks | None) -> None:
         plan, batch = handle.plan, handle.batch
-        hidden = handle.hidden[batch.sample_at]
+        # A step of decodes samples from every token.
+        everywhere = len(batch.sampled) == len(handle.hidden)
+        hidden = handle.hidden if everywhere else handle.hidden[batch.sample_at]
         rows = plan.rows[batch.sampled].tolist()
         context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
         if masks is not None:

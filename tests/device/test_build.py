@@ -34,7 +34,7 @@ def test_two_processes_build_one_library(fresh: Path, monkeypatch: pytest.Monkey
     except build.BuildError:
         pytest.skip("no compiler here")
     journal, wrapper = tmp_path / "journal", tmp_path / "compiler"
-    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {journal}\nexec {" ".join(compiler)} "$@"\n')
+    wrapper.write_text(f'#!/bin/sh\necho "$@" >> {journal}\nexec {" ".join(compiler)} "$@" -O0\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
     script = "from bough.device.ops import build; print(build.cached_library())"

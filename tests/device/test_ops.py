@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bough.device.ops.cells import read_cells, write_cells
 from bough.device.ops.registry import Ops
 from bough.device.quant.dense import DenseLinear
+
+from .cases import empty_cells
 
 Tensor = torch.Tensor
 
@@ -76,6 +79,33 @@ def test_rope_kv_write(ops: Ops, dim: int, rotary: int, dtype: torch.dtype) -> N
     others = torch.ones(30, dtype=torch.bool)
     others[where] = False
     assert k[others].isnan().all() and v[others].isnan().all(), "no other cell is touched"
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [64, 24])
+def test_rope_kv_write_rounds_to_the_cells(ops: Ops, dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    n, heads, kv_heads = 7, 4, 2
+    qkv = randn(n, (heads + 2 * kv_heads) * dim, dtype=dtype) * 10 ** torch.arange(-4, 3)[:, None].to(dtype)
+    values = qkv.view(n, heads + 2 * kv_heads, dim)[:, heads + kv_heads :]
+    values[1] = 0.0
+    values[2, 1, 3] = torch.nan
+    values[3, 0, 0] = torch.inf
+    angles = randn(50, dim // 2, seed=1)
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    positions, out_loc = torch.arange(n).int(), torch.randperm(30)[:n].int()
+    mine, wide = ([empty_cells(30, kv_heads, dim, t) for _ in "kv"] for t in (kv_dtype, dtype))
+    ops.rope_kv_write(qkv, table, positions, out_loc, mine[0], mine[1], heads, kv_heads, dim)
+    ops.rope_kv_write(qkv, table, positions, out_loc, wide[0], wide[1], heads, kv_heads, dim)
+    for cells, unrounded in zip(mine, wide):
+        expected = empty_cells(30, kv_heads, dim, kv_dtype)
+        write_cells(expected, out_loc, read_cells(unrounded, out_loc).to(dtype))
+        assert torch.equal(read_cells(cells, out_loc).nan_to_num(7.0), read_cells(expected, out_loc).nan_to_num(7.0))
+        if kv_dtype == torch.int8:
+            exact = read_cells(unrounded, out_loc).double()
+            step = exact.abs().amax(-1, keepdim=True) / 127
+            error = (read_cells(cells, out_loc).double() - exact).abs()
+            assert (error <= 0.5001 * step).logical_or(~exact.isfinite().all(-1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

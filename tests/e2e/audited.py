@@ -18,7 +18,7 @@ WATCHED = (
     "os.fork", "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "ctypes.dlopen",
 )  # fmt: skip
 
-LAZY = ("numpy.ma", "re2")
+LAZY = ("bough.grammar.llguidance", "numpy.ma", "re2")
 """Installed modules that are imported when they are first needed, which may be after the start."""
 
 PROOF = "proof that the hook is heard"

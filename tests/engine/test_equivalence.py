@@ -1,14 +1,15 @@
-"""The equivalence table on the real engine in float32: bit for bit the same tokens, logprobs and endings.
+"""The equivalence table on the real engine: bit for bit the same tokens, logprobs and endings.
 
-One workload is run under many configurations of cache, pages, chunks, depth, company and pressure. The
-reference run has no cache, one request at a time, one step for each prompt.
+In float32 with any ops, and with the compiled kernels in bfloat16 and with rounded weights too. One workload is run
+under many configurations of cache, pages, chunks, depth, company and pressure. The reference run has no cache, one
+request at a time, one step for each prompt.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,9 +17,27 @@ import pytest
 from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
 from bough.base.messages import Finish, Logprob, Namespace, Outputs, Request
 from bough.base.params import SamplingParams
+from bough.device.ops.registry import resolve_ops
+from bough.device.platform.cpu import CpuPlatform
 from bough.engine.build import EngineCore, build
 
 CONTEXT = 128
+
+
+class Numbers(NamedTuple):
+    """What computes, and in which numbers."""
+
+    kernels: Literal["auto", "reference"]
+    dtype: Literal["float32", "bfloat16"]
+    quantize: Literal["none", "int8"] = "none"
+
+
+NUMBERS = {
+    "float32": Numbers("auto", "float32"),
+    "reference": Numbers("reference", "float32"),
+    "bfloat16": Numbers("auto", "bfloat16"),
+    "int8": Numbers("auto", "bfloat16", "int8"),
+}
 
 
 @dataclass
@@ -30,12 +49,14 @@ class Answer:
     n_prompt: int = 0
 
 
-def engine(model: Path, kv: dict[str, Any], schedule: dict[str, Any], kernels: Any) -> EngineCore:
+def engine(model: Path, kv: dict[str, Any], schedule: dict[str, Any], numbers: Numbers) -> EngineCore:
     return build(Config(
-        model=ModelConfig(path=str(model), dtype="float32", context_length=CONTEXT),
+        model=ModelConfig(
+            path=str(model), dtype=numbers.dtype, quantize=numbers.quantize, context_length=CONTEXT
+        ),
         kv=replace(KVConfig(pool_tokens=4096), **kv),
         schedule=replace(ScheduleConfig(max_running=16, step_tokens=4096, depth=0), **schedule),
-        device=DeviceConfig(kernels=kernels),
+        device=DeviceConfig(kernels=numbers.kernels),
     ))  # fmt: skip
 
 
@@ -103,14 +124,19 @@ def collect(core: EngineCore, answers: dict[str, Answer]) -> None:
     core.scheduler.outbox.clear()
 
 
-@pytest.fixture(scope="module", params=["auto", "reference"])
-def kernels(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=NUMBERS)
+def numbers(request: pytest.FixtureRequest) -> Numbers:
+    found = NUMBERS[request.param]
+    if found.dtype == "bfloat16" and (
+        resolve_ops("auto").name == "reference" or "amx_bf16" in CpuPlatform().features()
+    ):
+        pytest.skip("torch multiplies here in bfloat16, in an order that depends on the number of rows")
+    return found
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: Path, kernels: str) -> dict[str, Answer]:
-    core = engine(tiny_model, {"cache": "none"}, {}, kernels)
+def expected(tiny_model: Path, numbers: Numbers) -> dict[str, Answer]:
+    core = engine(tiny_model, {"cache": "none"}, {}, numbers)
     try:
         return run(core, workload(), together=False)[0]
     finally:
@@ -140,9 +166,9 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_nothing_changes_the_answer(name: str, tiny_model: Path, kernels: str, expected: dict[str, Answer]) -> None:
+def test_nothing_changes_the_answer(name: str, tiny_model: Path, numbers: Numbers, expected: dict[str, Answer]) -> None:
     kv, schedule, together = TABLE[name]
-    core = engine(tiny_model, kv, schedule, kernels)
+    core = engine(tiny_model, kv, schedule, numbers)
     try:
         if "pinned" in name:
             pin(core)

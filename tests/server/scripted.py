@@ -18,8 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
 import tokenizers
 import uvloop
+from numpy.typing import NDArray
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from bough.base.config import Config, ModelConfig, ServeConfig
@@ -94,6 +97,11 @@ def script(prompt: list[int], seed: int | None, index: int) -> int:
     return alphabet()[(key + index * (1 + key % 11)) % len(alphabet())]
 
 
+def pooled_vector(prompt: list[int], size: int) -> NDArray[np.float32]:
+    """What a pooled request gets: how often the ids of each residue occur, so that like texts have like vectors."""
+    return np.bincount(np.array(prompt) % size, minlength=size).astype("<f4")
+
+
 def expected_text(prompt: list[int], n: int, seed: int | None = None) -> str:
     """What a sequence of at most ``n`` tokens reads, without stop strings."""
     tokens = [script(prompt, seed, i) for i in range(min(n, 24))]
@@ -123,8 +131,9 @@ class ScriptedClient(StreamClient):
         aborted: rids that were aborted, in order.
     """
 
-    def __init__(self, limits: Limits, step_seconds: float = 0.001) -> None:
+    def __init__(self, limits: Limits, step_seconds: float = 0.001, labels: tuple[str, ...] = ()) -> None:
         super().__init__()
+        self.labels = labels
         self.limits = limits
         self.step_seconds = step_seconds
         self.frozen = False
@@ -146,6 +155,7 @@ class ScriptedClient(StreamClient):
         model = ModelInfo(
             name=MODEL, path="/models/scripted", architecture="scripted", vocab_size=tokenizer.vocab_size,
             context_length=CONTEXT, eos_ids=tokenizer.eos_ids, dtype="float32", n_parameters=0,
+            labels=self.labels,
         )  # fmt: skip
         hello = Hello(PROTOCOL, 1, model, 1 << 20, 1, self.limits)
         self._dispatch(hello)
@@ -228,6 +238,10 @@ class ScriptedClient(StreamClient):
     def _step(self, s: _Sequence) -> Output:
         p = s.request.params
         n = len(s.tokens)
+        if s.request.pooling is not None:
+            size = len(self.labels) if s.request.pooling.kind == "classify" else 16
+            output = self._end(s, [], Finish("stop"), None)
+            return msgspec.structs.replace(output, pooled=pooled_vector(s.prompt, size).tobytes())
         prompt_logprobs = self._prompt_logprobs(s) if n == 0 else None
         if p.max_tokens == 0:
             return self._end(s, [], Finish("length"), prompt_logprobs)
@@ -326,7 +340,9 @@ class Running:
 
 
 @contextmanager
-def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve: Any) -> Iterator[Running]:
+def running_server(
+    step_seconds: float = 0.001, *, attach: bool = True, labels: tuple[str, ...] = (), **serve: Any
+) -> Iterator[Running]:
     """Serve on a free port of the loopback until the block ends."""
     folder = tempfile.TemporaryDirectory(prefix="bough-files-")
     config = make_config(**{"files": folder.name, **serve})
@@ -337,7 +353,7 @@ def running_server(step_seconds: float = 0.001, *, attach: bool = True, **serve:
     stop: list[Callable[[], None]] = []
 
     async def main() -> None:
-        client = ScriptedClient(config.limits, step_seconds)
+        client = ScriptedClient(config.limits, step_seconds, labels)
         await client.start()
         service = Service(config)
         if attach:

@@ -155,7 +155,7 @@ def test_every_route_has_a_scope() -> None:
     assert len(scopes) == len(app.router.routes)
     assert set(scopes.values()) <= set(SCOPES)
     assert {path for (_, path), scope in scopes.items() if scope == "public"} == {
-        "/health", "/livez", "/readyz", "/health_generate", "/metrics",
+        "/", "/health", "/livez", "/readyz", "/health_generate", "/metrics",
     }  # fmt: skip
     assert {path for (_, path), scope in scopes.items() if scope == "admin"} == {
         "/flush_cache", "/server_info", "/get_server_info",

@@ -52,6 +52,10 @@ class Echo:
     def idle(self) -> bool:
         return not self.running
 
+    @property
+    def stalled(self) -> bool:
+        return False
+
     def receive(self, message: ToEngine) -> None:
         if isinstance(message, Request):
             self.running[message.rid] = (message, 0)

@@ -78,6 +78,12 @@ _NATIVE_SAMPLING = (
     "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos", "skip_special_tokens",
     "no_stop_trim", "logit_bias", "sampling_seed", "allowed_token_ids", "bad_words", "regex", "json_schema",
 )  # fmt: skip
+_POOLING = ("model", "rid", "priority", "timeout", "cache_salt", "truncate_prompt_tokens", "add_special_tokens")
+_ANTHROPIC = (
+    "messages", "max_tokens", "system", "tools", "tool_choice", "thinking", "stop_sequences", "temperature", "top_k",
+    "metadata", "output_config", "stream",
+)  # fmt: skip
+_OLLAMA = ("model", "messages", "stream", "format", "options", "think", "tools", "logprobs", "top_logprobs")
 
 _BASES: tuple[tuple[str, dict[str, Any], tuple[str, ...], str | None], ...] = (
     ("/v1/completions", {"prompt": "hello", "max_tokens": 1}, _COMPLETION, None),
@@ -88,6 +94,22 @@ _BASES: tuple[tuple[str, dict[str, Any], tuple[str, ...], str | None], ...] = (
      ("role", "content", "name", "tool_calls"), "messages"),
     ("/tokenize", {"prompt": "hello"}, ("prompt", "messages", "add_special_tokens", "model", "tools"), None),
     ("/detokenize", {"tokens": [1, 2]}, ("tokens", "skip_special_tokens", "model"), None),
+    ("/v1/embeddings", {"input": "hello"}, (*_POOLING, "input", "encoding_format", "dimensions"), None),
+    ("/encode", {"text": "hello"}, ("text", "input_ids", "dimensions"), None),
+    ("/v1/score", {"text_1": "a", "text_2": "b"}, ("text_1", "text_2", "queries", "query", "items"), None),
+    ("/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [1]},
+     ("query", "items", "label_token_ids", "apply_softmax", "item_first"), None),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}, ("query", "documents", "top_n", "return_documents"), None),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}, _ANTHROPIC, None),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+     ("role", "content"), "messages"),
+    ("/api/chat", {"messages": [{"role": "user", "content": "hi"}], "options": {"num_predict": 1}}, _OLLAMA, None),
+    ("/api/chat", {"messages": [{"role": "user", "content": "hi"}], "options": {"num_predict": 1}},
+     ("role", "content", "tool_calls", "images", "thinking", "tool_name"), "messages"),
+    ("/api/generate", {"prompt": "hi", "options": {"num_predict": 1}}, ("prompt", "system", "raw", "context"), None),
+    ("/api/generate", {"prompt": "hi", "options": {"num_predict": 1}},
+     ("num_predict", "temperature", "top_k", "seed", "stop", "typical_p", "mirostat"), "options"),
+    ("/api/embed", {"input": "hi"}, ("input", "truncate", "dimensions"), None),
     ("/abort_request", {"rid": "nobody"}, ("rid",), None),
 )  # fmt: skip
 
@@ -330,6 +352,8 @@ def _judge(status: int, body: bytes) -> tuple[int, str]:
             error = json.loads(body)["error"]
         except (ValueError, KeyError):
             return status, f"unreadable error: {body[:200]!r}"
+        if isinstance(error, str):  # as Ollama words it
+            error = {"message": error}
         if not error["message"] or "Traceback" in error["message"] or " at 0x" in error["message"]:
             return status, f"bad message: {error['message'][:200]!r}"
     elif b'"error"' in body[:4096] and b"data: " in body[:64]:

@@ -53,6 +53,8 @@ def digest(plan: StepPlan) -> int:
     crc = plan.step
     for array in (plan.released, plan.rows, plan.start, plan.n_new, plan.tokens, plan.out_loc, plan.sample):
         crc = zlib.crc32(array.tobytes(), crc)
+    for prefix in plan.shared:
+        crc = zlib.crc32(prefix.rows.tobytes(), crc + prefix.n_tokens)
     for init in plan.admitted:
         crc = zlib.crc32(init.prefix_locs.tobytes(), zlib.crc32(init.ids.tobytes(), crc + init.row))
     return crc

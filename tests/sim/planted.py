@@ -16,10 +16,12 @@ from typing import Any
 
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.reasoning import ReasoningMatcher
+from bough.kv import manager
 from bough.kv.eviction import RankedEviction
 from bough.kv.manager import KVManager
 from bough.kv.pages import PageAllocator
 from bough.kv.radix import RadixTree
+from bough.kv.sharing import Sharing
 from bough.kv.waiting import WaitingIndex
 from bough.scheduler import commit, policy
 from bough.scheduler.commit import Committer
@@ -928,5 +930,45 @@ GRAMMAR = (
     ),
 )
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR
+SHARING = (
+    _bug(
+        "writer_reads_its_own_prefix",
+        "a row that was still computing the prefix read it as finished",
+        Sharing,
+        "plan",
+        "start < self.n_tokens[group]",
+        "start < 0",
+    ),
+    Bug(
+        "groups_of_the_last_owner",
+        "a row's next owner stayed in the group of the last one",
+        tuple(Edit(KVManager, name, "self._sharing = None", "pass") for name in ("admit", "publish", "_leave")),
+    ),
+    _bug(
+        "groups_of_the_longest_path",
+        "the prefix of one row was taken for that of its group",
+        manager,
+        "find_sharing",
+        "(node.end for node in numbers)",
+        "(max(h.length for h in handles if h is not None and h.length >= node.end) for node in numbers)",
+    ),
+    _bug(
+        "group_indices_are_rows",
+        "plan indices and rows were mixed up",
+        Sharing,
+        "plan",
+        "SharedPrefix(order[begin:end], n)",
+        "SharedPrefix(np.sort(rows[order[begin:end]]), n)",
+    ),
+    _bug(
+        "one_row_is_a_group",
+        "a row shared a prefix with nobody",
+        Sharing,
+        "plan",
+        "if end - begin > 1",
+        "if end - begin > 0",
+    ),
+)
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING
 BY_NAME = {bug.name: bug for bug in BUGS}

@@ -14,11 +14,11 @@ import torch
 
 from bough.base.config import KVConfig
 from bough.base.params import SamplingParams
-from bough.base.plan import LAST, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import LAST, PositionLogprobs, RowInit, SharedPrefix, StepPlan, StepResult
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
-from bough.device.quant.dense import dense_linear
+from bough.device.quant.scheme import resolve_scheme
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.worker import Worker
@@ -52,7 +52,10 @@ class Sequence_:
 
 
 class Driver:
-    """Writes plans for a worker: any mixture of chunks and decodes, page sizes, sharing, overlap."""
+    """Writes plans for a worker: any mixture of chunks and decodes, page sizes, sharing, overlap.
+
+    With ``share`` its plans tell which sequences begin with the same cells.
+    """
 
     def __init__(self, worker: Worker, n_tokens: int, page_size: int = 1) -> None:
         self.worker = worker
@@ -62,6 +65,7 @@ class Driver:
         self.pages = pages
         self.n_steps = 0
         self.released: list[int] = []
+        self.share = False
 
     def add(
         self,
@@ -113,11 +117,21 @@ class Driver:
         rows = ints([seq.row for seq, _ in work])
         plan = StepPlan(
             self.n_steps, ints(self.released), tuple(admitted), rows, ints(start), ints(n_new), ints(tokens),
-            ints(out_loc), np.array(sample),
+            ints(out_loc), np.array(sample), shared=self._groups([seq for seq, _ in work], start),
         )  # fmt: skip
         self.n_steps += 1
         self.released = []
         return self.worker.sample(self.worker.forward(plan)), [seq for seq, _ in work]
+
+    def _groups(self, seqs: list[Sequence_], start: list[int]) -> tuple[SharedPrefix, ...]:
+        """One group of all that have the most cells of the first sequence in common before their new ones."""
+        common = [0 if seq.locs[:1] != seqs[0].locs[:1] else n for seq, n in zip(seqs, start)]
+        rows = [i for i, n in enumerate(common) if n]
+        if not self.share or len(rows) < 2:
+            return ()
+        columns = zip(*(seqs[i].locs[: common[i]] for i in rows))
+        n = next((i for i, locs in enumerate(columns) if len(set(locs)) > 1), min(common[i] for i in rows))
+        return (SharedPrefix(np.array(rows, np.int32), n),)
 
     def commit(self, launched: tuple[StepResult, list[Sequence_]]) -> None:
         result, seqs = launched
@@ -147,12 +161,13 @@ def make_driver() -> Callable[..., Driver]:
     def make(
         path: Path, *, dtype: torch.dtype = torch.float32, kernels: str = "reference", n_tokens: int = 4096,
         page_size: int = 1, n_rows: int = 16, n_ids: int = 1 << 20, context_length: int = 512,
+        quantize: str = "auto", kv_dtype: Any = "auto",
     ) -> Driver:  # fmt: skip
         checkpoint = open_checkpoint(path)
-        context = LayerContext(checkpoint, *device_parts(kernels, dtype))
+        context = LayerContext(checkpoint, *device_parts(kernels, dtype, quantize))
         built = build_worker(
             checkpoint.config, context, WorkerSizes(n_ids=n_ids, context_length=context_length, n_rows=n_rows),
-            KVConfig(pool_tokens=n_tokens), lambda: 1 << 40,
+            KVConfig(pool_tokens=n_tokens, kv_dtype=kv_dtype), lambda: 1 << 40,
         )  # fmt: skip
         checkpoint.close()
         return Driver(built.worker, built.pool_tokens, page_size)
@@ -160,9 +175,9 @@ def make_driver() -> Callable[..., Driver]:
     return make
 
 
-def device_parts(kernels: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+def device_parts(kernels: Any, dtype: torch.dtype, quantize: Any = "auto") -> tuple[Any, ...]:
     ops = resolve_ops(kernels)
-    return ops, dense_linear(ops), PagedAttention(ops), dtype, torch.device("cpu")
+    return ops, resolve_scheme(quantize, ops, dtype), PagedAttention(ops), dtype, torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

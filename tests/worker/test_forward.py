@@ -114,6 +114,50 @@ def test_shared_cells_are_read_within_the_very_step_that_writes_them(tiny_llama:
         check(seq, model)
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_telling_who_shares_a_prefix_changes_no_bit(
+    kernels: str, kv_dtype: str, tiny_llama: Make, make_driver: Make
+) -> None:
+    path, _ = tiny_llama(**VARIANTS["three-to-one"], head_dim=32, max_position_embeddings=512)
+    stem = ids_of(1, 300)
+
+    def outcome(share: bool, chunk: int) -> list[Any]:
+        driver = make_driver(path, kernels=kernels, kv_dtype=kv_dtype)
+        first = driver.add(0, [*stem, 5], WHOLE, logprob_from=290)
+        driver.step((first, 0))
+        assert len(first.locs) == 301
+        driver.share = share
+        others = [
+            driver.add(row, [*stem[: 300 - 7 * row], *ids_of(row, 3 * row)], WHOLE, logprob_from=310,
+                       shared=first.locs[: 300 - 7 * row])
+            for row in range(1, 7)
+        ]  # fmt: skip
+        driver.run([first, *others], 6, chunk)
+        return [(seq.ids, seq.logprobs, seq.prompt_logprobs) for seq in (first, *others)]
+
+    expected = outcome(False, 0)
+    assert outcome(True, 0) == expected
+    assert outcome(True, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "bound"), [("float32", 1e-4), ("float16", 2e-3), ("bfloat16", 2e-2), ("int8", 3e-2)]
+)
+def test_every_dtype_of_the_pool_stays_near_transformers(
+    kv_dtype: str, bound: float, tiny_llama: Make, make_driver: Make
+) -> None:
+    path, model = tiny_llama(hidden_size=128, initializer_range=0.1)
+    for kernels in ("reference", "auto"):
+        driver = make_driver(path, kernels=kernels, kv_dtype=kv_dtype, page_size=4)
+        seq = driver.add(0, ids_of(2, 40), WHOLE)
+        driver.run([seq], 3, chunk=9)
+        expected = hf_logprobs(model, seq.ids)
+        for position, entry in enumerate([*seq.prompt_logprobs, *seq.logprobs], 1):
+            got = torch.tensor([value for _, value in entry.asked])
+            assert (got - expected[position - 1]).norm() <= bound * expected[position - 1].norm()
+
+
 def test_greedy_tokens_equal_those_of_transformers(tiny_llama: Make, make_driver: Make) -> None:
     path, model = tiny_llama(**VARIANTS["tied"])
     driver = make_driver(path)

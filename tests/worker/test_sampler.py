@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from bough.base.params import SamplingParams
 from bough.base.plan import RowInit
 from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.sampling import uniforms
 from bough.worker.sampling.base import SampleContext
-from bough.worker.sampling.draw import draw, uniforms
-from bough.worker.sampling.filters import Filters, filter_weights
 from bough.worker.sampling.sampler import Sampler
 
 VOCAB = 40
@@ -168,21 +167,6 @@ def test_uniforms_are_uniform_over_positions_and_over_neighbouring_seeds() -> No
         assert len(np.unique(u)) == n
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 700), st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 0.999999, 1 - 2**-53]), st.booleans())
-def test_draw_never_takes_a_weightless_token(width: int, seed: int, u: float, sparse: bool) -> None:
-    rng = np.random.default_rng(seed)
-    weights = rng.random((2, width)) * (rng.random((2, width)) < (0.05 if sparse else 0.9))
-    weights[:, rng.integers(width)] = 1e-30
-    w = torch.from_numpy(weights).float()
-    chosen = draw(w, torch.tensor([u, 0.0], dtype=torch.float64))
-    assert (w.gather(1, chosen[:, None]) > 0).all()
-    assert chosen[1] == w[1].nonzero()[0, 0]
-    ends = w[0].double().cumsum(0)
-    before = ends[chosen[0]] - w[0, chosen[0]]
-    assert before - 1e-5 * ends[-1] <= u * ends[-1] <= ends[chosen[0]] + 1e-5 * ends[-1]
-
-
 def test_a_row_does_not_depend_on_its_company() -> None:
     vocab = 5000
     options: list[dict[str, Any]] = [
@@ -212,47 +196,6 @@ def test_greedy_ties_go_to_the_lowest_id_in_any_dtype() -> None:
         for row in range(3):
             sampler.add(row, init_of(row, [0], [], SamplingParams(temperature=0.0)))
         assert sampler.sample(logits, SampleContext([0, 1, 2], np.ones(3, np.int64))).tokens == [0, 20, 0]
-
-
-def kept_by(weights: torch.Tensor, *filters: Filters) -> list[list[int]]:
-    out = weights.clone()
-    filter_weights(out, list(filters))
-    assert ((out == 0) | (out == weights)).all()
-    return [row.nonzero()[:, 0].tolist() for row in out]
-
-
-def test_ties_in_filters_go_to_the_lowest_ids() -> None:
-    weights = torch.full((2, 3000), 0.5)
-    weights[0, [10, 20, 2000]] = 1.0
-    weights[1] = 1.0
-    kept = kept_by(weights, Filters(5, 1.0, 0.0), Filters(3000, 0.5, 0.0))
-    assert kept == [[0, 1, 10, 20, 2000], list(range(1500))]
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(0, 1000),
-    st.sampled_from([0.01, 0.3, 4.0]),
-    st.booleans(),
-    st.lists(
-        st.tuples(st.integers(1, 3001), st.floats(0.01, 1.0), st.sampled_from([0.0, 0.4])), min_size=1, max_size=4
-    ),
-)
-def test_filters_of_a_large_vocabulary(
-    seed: int, spread: float, coarse: bool, filters: list[tuple[int, float, float]]
-) -> None:
-    """Flat distributions need the bisection; coarse ones have many ties."""
-    logits = raw_logits(seed, len(filters), 3001) * spread
-    if coarse:
-        logits = (logits * 4).round() / 4
-    weights = (logits - logits.max(-1, keepdim=True).values).exp()
-    kept = kept_by(weights, *[Filters(*f) for f in filters])
-    for row, (top_k, top_p, min_p) in enumerate(filters):
-        p = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-        assert kept_by(weights[row : row + 1], Filters(top_k, top_p, min_p)) == [kept[row]]
-        expected = np.flatnonzero(twin_probabilities(weights[row].double().log().numpy(), p)).tolist()
-        # Float32 sums may put the end of top-p one token off.
-        assert len(set(expected) ^ set(kept[row])) <= 1
 
 
 def test_rows_with_bad_logits_fail_alone() -> None:

@@ -71,6 +71,27 @@ def test_greedy_tokens_of_the_fast_kernels_in_float32(path: Any, make_driver: Ma
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kv_dtype", "least"), [("float16", 0.98), ("bfloat16", 0.95), ("int8", 0.85)])
+def test_greedy_agreement_of_rounded_kv(kv_dtype: str, least: float, path: Any, make_driver: Make) -> None:
+    """Share of the greedy tokens of an unrounded pool that are greedy with a rounded one, too, after the same history;
+    and, printed only, how many come before the first difference when each goes its own way."""
+
+    def make(kv_dtype: str) -> Any:
+        return make_driver(path, kernels="auto", kv_dtype=kv_dtype, context_length=256)
+
+    exact, own = run(make("auto"), 64), run(make(kv_dtype), 64)
+    driver, forced = make(kv_dtype), SamplingParams(temperature=0.0, prompt_logprobs=0)
+    read = [driver.add(seq.row, seq.ids, forced, logprob_from=seq.n_prompt) for seq in exact]
+    driver.run(read, 1)
+    ranks = [entry.rank for seq in read for entry in seq.prompt_logprobs]
+    assert len(ranks) == 2 * 64
+    pairs = [list(zip(a.generated, b.generated)) for a, b in zip(exact, own)]
+    alike = [next((i for i, (a, b) in enumerate(p) if a != b), len(p)) for p in pairs]
+    print(f"{kv_dtype} KV: {ranks.count(1)} of {len(ranks)} tokens agree; each on its own, the first {alike} do")
+    assert ranks.count(1) >= least * len(ranks)
+
+
+@pytest.mark.slow
 def test_bfloat16_and_fast_kernels_stay_near_float32(path: Any, make_driver: Make) -> None:
     exact = run(make_driver(path, context_length=64, n_tokens=512), 4)
     fast = run(make_driver(path, context_length=64, n_tokens=512, dtype=torch.bfloat16, kernels="auto"), 4)

@@ -7,6 +7,9 @@ from typing import Protocol
 
 import torch
 
+from bough.device.ops.cells import Cells
+from bough.device.ops.groups import SharedGroups
+
 Tensor = torch.Tensor
 
 
@@ -21,6 +24,7 @@ class AttentionBatch:
         seq_len: [B] length of each sequence with its new tokens.
         positions: [T] position of each new token.
         out_loc: [T] loc that receives its KV.
+        groups: sequences with equal leading locs, if there are any.
     """
 
     page_table: Tensor
@@ -29,6 +33,7 @@ class AttentionBatch:
     seq_len: Tensor
     positions: Tensor
     out_loc: Tensor
+    groups: SharedGroups | None = None
 
 
 class AttentionBackend(Protocol):
@@ -36,21 +41,25 @@ class AttentionBackend(Protocol):
 
     Attributes:
         name: what people call it.
+        batch: what was planned; RuntimeError before the first plan.
     """
 
     name: str
+
+    @property
+    def batch(self) -> AttentionBatch: ...
 
     def plan(self, batch: AttentionBatch) -> None:
         """Prepare for a step. Whatever does not depend on the layer is worked out here."""
         ...
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, n_heads: int) -> Tensor:
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
         """Rotate queries and keys, write keys and values to the step's cells; the queries [T, H, D].
 
         qkv: [T, (H + 2 KH) * D]; cos_sin: [n_positions, R] float32; the caches [N, KH, D] of one layer.
         """
         ...
 
-    def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
         """Causal attention of all new tokens, [T, H, D], after ``write`` for all of them."""
         ...

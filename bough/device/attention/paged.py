@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bough.device.attention.base import AttentionBatch
+from bough.device.ops.cells import Cells
 from bough.device.ops.registry import Ops
 
 Tensor = torch.Tensor
@@ -21,19 +22,20 @@ class PagedAttention:
     def plan(self, batch: AttentionBatch) -> None:
         self._batch = batch
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Tensor, v_cache: Tensor, n_heads: int) -> Tensor:
-        batch, (_, n_kv_heads, dim) = self._planned(), k_cache.shape
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
+        batch, (_, n_kv_heads, dim) = self.batch, k_cache.shape
         return self._ops.rope_kv_write(
             qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, n_heads, n_kv_heads, dim
         )
 
-    def forward(self, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float) -> Tensor:
-        batch = self._planned()
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
+        batch = self.batch
         return self._ops.paged_attention(
-            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scale
+            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scale, batch.groups
         )
 
-    def _planned(self) -> AttentionBatch:
+    @property
+    def batch(self) -> AttentionBatch:
         if self._batch is None:
             raise RuntimeError("forward before plan")
         return self._batch

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -10,18 +12,17 @@ from bough.base.errors import ConfigError
 from bough.device.attention.base import AttentionBackend
 from bough.device.layers.source import TensorSource
 from bough.device.ops.registry import Ops
-from bough.device.quant.base import LinearMethod
+from bough.device.quant.base import Blocks, LinearMethod, Scheme, Table
 
 Tensor = torch.Tensor
 
 
 class LayerContext:
-    """Parameters, ops and the linear method of one model.
+    """Parameters, ops and the form of the weights of one model.
 
     Attributes:
         ops: the registered ops.
-        linear: (weight [out, in], bias [out] or None) -> the method that owns them from then on.
-        attention: writes and reads the KV; planned once per step by whoever runs the model.
+        attention: writes and reads the KV; planned once per step by whoever runs the model. An encoder brings its own.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
     """
@@ -30,13 +31,13 @@ class LayerContext:
         self,
         source: TensorSource,
         ops: Ops,
-        linear: Callable[[Tensor, Tensor | None], LinearMethod],
+        scheme: Scheme,
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.ops = ops
-        self.linear = linear
+        self._scheme = scheme
         self.attention = attention
         self.n_parameters = 0
         self.device = device
@@ -46,11 +47,36 @@ class LayerContext:
     def parameter(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a parameter; ConfigError if it is missing or its shape is not the one that the config implies."""
         tensor = self._source.tensor(name, self.dtype)
-        if tuple(tensor.shape) != shape:
-            raise ConfigError(f"parameter {name!r} has shape {list(tensor.shape)}; the config says {list(shape)}")
-        self._unread.pop(name, None)
-        self.n_parameters += tensor.numel()
+        _check_shape(name, tuple(tensor.shape), shape)
+        self._count(name, shape)
         return tensor.to(self.device)
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has a parameter ``name`` that was not read yet."""
+        return name in self._unread
+
+    def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: Tensor | None) -> LinearMethod:
+        """The layer that stacks the weights of ``parts``, (parameter name, output features), and its bias.
+
+        Raises ConfigError as :meth:`parameter` does.
+        """
+        return self._scheme.linear([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+
+    def head(self, name: str, shape: tuple[int, int], n_ids: int) -> LinearMethod:
+        """The first ``n_ids`` outputs of a language-model head of ``shape`` (out, in); ConfigError as above."""
+        return self._scheme.head(self._weight(name, shape), n_ids)
+
+    def table(self, name: str, shape: tuple[int, int], tied: bool) -> Table:
+        """An embedding of ``shape`` (ids, size), ``tied`` if it is the head, too; ConfigError as above."""
+        return self._scheme.table(self._weight(name, shape), tied)
+
+    def _weight(self, name: str, shape: tuple[int, int]) -> _Weight:
+        self._count(name, shape)
+        return _Weight(self._source, name, shape, self.dtype, self.device)
+
+    def _count(self, name: str, shape: tuple[int, ...]) -> None:
+        self._unread.pop(name, None)
+        self.n_parameters += math.prod(shape)
 
     def check_all_read(self, ignored: Callable[[str], bool]) -> None:
         """ConfigError if the checkpoint holds parameters that nothing used and that ``ignored`` does not know.
@@ -61,3 +87,30 @@ class LayerContext:
         if unread:
             shown = ", ".join(unread[:3])
             raise ConfigError(f"the checkpoint has {len(unread)} parameters of no known use, such as {shown}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Weight:
+    """A :class:`bough.device.quant.base.Parameter` of a checkpoint."""
+
+    source: TensorSource
+    name: str
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    def dense(self) -> Tensor:
+        tensor = self.source.tensor(self.name, self.dtype)
+        _check_shape(self.name, tuple(tensor.shape), self.shape)
+        return tensor.to(self.device)
+
+    def blocks(self) -> Blocks | None:
+        found = self.source.blocks(self.name)
+        if found is not None:
+            _check_shape(self.name, (len(found.rows), found.n_in), self.shape)
+        return found
+
+
+def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise ConfigError(f"parameter {name!r} has shape {list(found)}; the config says {list(expected)}")

@@ -10,11 +10,11 @@ Tensor = torch.Tensor
 
 
 class Embedding:
-    """A table [V, D] looked up by id."""
+    """A table [V, D] looked up by id; ``tied`` says that it is the language-model head, too."""
 
-    def __init__(self, context: LayerContext, name: str, vocab_size: int, size: int) -> None:
-        self.weight = context.parameter(f"{name}.weight", (vocab_size, size))
+    def __init__(self, context: LayerContext, name: str, vocab_size: int, size: int, tied: bool) -> None:
+        self.table = context.table(f"{name}.weight", (vocab_size, size), tied)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[T] ids -> [T, D], a new tensor that the caller may change."""
-        return torch.nn.functional.embedding(tokens, self.weight)
+        return self.table.lookup(tokens)

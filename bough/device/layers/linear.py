@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bough.device.layers.context import LayerContext
+from bough.device.ops.library import PackedLinear
 
 Tensor = torch.Tensor
 
@@ -16,14 +17,15 @@ class Linear:
 
     def __init__(self, context: LayerContext, parts: Sequence[tuple[str, int]], in_features: int, bias: bool) -> None:
         """``parts`` are (parameter name without suffix, output features), in the order of the outputs."""
-        weights = [context.parameter(f"{name}.weight", (rows, in_features)) for name, rows in parts]
         biases = [context.parameter(f"{name}.bias", (rows,)) for name, rows in parts] if bias else []
-        self._method = context.linear(_stack(weights), _stack(biases) if bias else None)
+        weights = [(f"{name}.weight", rows) for name, rows in parts]
+        self._method = context.linear(weights, in_features, torch.cat(biases) if bias else None)
+
+    @property
+    def parts(self) -> Sequence[PackedLinear]:
+        """See :class:`bough.device.quant.base.LinearMethod`."""
+        return self._method.parts
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of outputs]."""
         return self._method.apply(x)
-
-
-def _stack(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

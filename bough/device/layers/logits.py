@@ -1,11 +1,14 @@
-"""The language-model head."""
+"""The language-model head, and that of classifiers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from bough.device.layers.context import LayerContext
 from bough.device.layers.embedding import Embedding
+from bough.device.ops.library import PackedLinear
 
 Tensor = torch.Tensor
 
@@ -22,9 +25,27 @@ class LMHead:
     ) -> None:
         """``sizes`` is (vocabulary of the checkpoint, of the tokenizer, hidden size); ``tied`` shares its weight."""
         vocab_size, n_ids, hidden_size = sizes
-        weight = tied.weight if tied else context.parameter(f"{name}.weight", (vocab_size, hidden_size))
-        self._method = context.linear(weight[:n_ids], None)
+        if tied:
+            self._method = tied.table.head(n_ids)
+        else:
+            self._method = context.head(f"{name}.weight", (vocab_size, hidden_size), n_ids)
+
+    @property
+    def parts(self) -> Sequence[PackedLinear]:
+        """See :class:`bough.device.quant.base.LinearMethod`."""
+        return self._method.parts
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""
         return self._method.apply(hidden)
+
+
+class ScoreHead:
+    """Hidden states -> scores of a classifier's few labels, in float32 however other weights are held."""
+
+    def __init__(self, context: LayerContext, name: str, n_labels: int, hidden_size: int) -> None:
+        self._weight = context.parameter(f"{name}.weight", (n_labels, hidden_size)).float()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, n_labels] float32."""
+        return torch.nn.functional.linear(hidden.float(), self._weight)

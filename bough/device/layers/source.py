@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from bough.device.quant.base import Blocks
+
 
 class TensorSource(Protocol):
     """Parameters by Hugging Face name; an open checkpoint is one."""
@@ -16,4 +18,8 @@ class TensorSource(Protocol):
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A new contiguous tensor, converted to ``dtype`` if given; ConfigError if there is no such parameter."""
+        ...
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The undecoded blocks of a quantised parameter of two dimensions; None if it is none."""
         ...

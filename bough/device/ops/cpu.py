@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from bough.device.ops.library import AttentionCall, Library, RopeCall
+from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
+from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
 
 Tensor = torch.Tensor
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
+
+MAX_HEAD_DIM = 512
+"""Of csrc/elementwise.h: larger heads are written to cells of the queries' dtype only."""
 
 PANEL = 64
 """Outputs per panel of a packed linear weight; TILE of csrc/tile.h."""
@@ -37,7 +45,12 @@ class CpuOps:
         self._rope_kv_write = library.function("rope_kv_write")
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
+        self._apply_bitmask = library.function("apply_bitmask")
+        self._sample = library.function("sample")
+        self._logprobs = library.function("logprobs")
         self._linear = library.function("linear")
+        self._packed_linear = library.function("packed_linear")
+        self._packed_rows = library.function("packed_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         dtype, (n, dim) = _dtype(x, weight), x.shape
@@ -68,27 +81,30 @@ class CpuOps:
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
     ) -> Tensor:
-        dtype, n, rotary = _dtype(qkv, k_cache, v_cache), len(qkv), cos_sin.shape[1]
+        dtype, n, rotary = _dtype(qkv), len(qkv), cos_sin.shape[1]
+        kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
+        if head_dim > MAX_HEAD_DIM and kv_dtype != dtype:
+            raise ValueError(f"heads of {head_dim} cannot be written as {k_cache.dtype}")
         _check(
             qkv.shape == (n, (n_heads + 2 * n_kv_heads) * head_dim)
             and k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, head_dim)
             and positions.shape == out_loc.shape == (n,)
             and rotary % 2 == 0
             and rotary <= head_dim,
-            "rope_kv_write", qkv, cos_sin, positions, out_loc, k_cache, v_cache,
+            "rope_kv_write", qkv, cos_sin, positions, out_loc,
         )  # fmt: skip
         _check(cos_sin.dtype == torch.float32 and cos_sin.is_contiguous(), "rope_kv_write", cos_sin)
         _check_ints("rope_kv_write", positions, out_loc)
         q = qkv.new_empty(n, n_heads, head_dim)
         call = RopeCall(
-            qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k_cache.data_ptr(),
-            v_cache.data_ptr(), q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(),
+            qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k, v, k_scale, v_scale,
+            q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(), kv_dtype,
         )  # fmt: skip
         self._rope_kv_write(dtype, ctypes.byref(call))
         return q
@@ -96,15 +112,16 @@ class CpuOps:
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
-        dtype, (_, n_heads, dim), n_kv_heads = _dtype(q, k_cache, v_cache), q.shape, k_cache.shape[1]
+        dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
         if dim % 16:
             return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale)
         n = len(rows)
@@ -113,14 +130,19 @@ class CpuOps:
             and n_heads % n_kv_heads == 0
             and q_start.shape == (n + 1,)
             and seq_len.shape == (n,),
-            "paged_attention", q, k_cache, v_cache, rows, q_start, seq_len,
+            "paged_attention", q, rows, q_start, seq_len,
         )  # fmt: skip
         _check_ints("paged_attention", page_table, rows, q_start, seq_len)
+        kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
+        shared = (groups.start, groups.rows, groups.tokens) if groups else ()
+        _check_ints("paged_attention", *shared)
+        where: list[int | None] = [t.data_ptr() for t in shared]
         out = torch.empty_like(q)
         call = AttentionCall(
-            q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(), page_table.data_ptr(),
-            rows.data_ptr(), q_start.data_ptr(), seq_len.data_ptr(), page_table.shape[1], n, n_heads, n_kv_heads,
-            dim, scale, torch.get_num_threads(),
+            q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
+            seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3),
+            page_table.shape[1], n, n_heads, n_kv_heads, dim, scale, torch.get_num_threads(), kv_dtype,
+            len(groups.tokens) if groups else 0,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
         return out
@@ -132,7 +154,38 @@ class CpuOps:
         return out
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        self._reference.apply_bitmask(logits, masks, rows)
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        words = -(-vocab // 32)
+        _check(masks.shape == (len(rows), words) and rows.dim() == 1, "apply_bitmask", logits, masks, rows)
+        _check_ints("apply_bitmask", masks)
+        _check(rows.dtype == torch.int64 and rows.is_contiguous(), "apply_bitmask", rows)
+        if len(rows):
+            _check(0 <= int(rows.min()) and int(rows.max()) < n, "apply_bitmask", logits, masks, rows)
+        pointers = logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
+        self._apply_bitmask(dtype, *pointers, len(rows), vocab, torch.get_num_threads())
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        _check(draws.n == n, "sample", logits)
+        out = torch.empty(n, dtype=torch.int64)
+        arrays = (a.ctypes.data for a in draws.arrays())
+        call = SampleCall(logits.data_ptr(), *arrays, out.data_ptr(), n, vocab, torch.get_num_threads())
+        self._sample(dtype, ctypes.byref(call))
+        return out
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        dtype, (n, vocab) = _dtype(logits), logits.shape
+        for ids in (tokens, asked):
+            _check(ids.dtype == torch.int64 and ids.dim() == 1 and ids.is_contiguous(), "logprobs", logits, ids)
+        _check(len(tokens) == n and 0 <= n_top <= vocab, "logprobs", logits, tokens)
+        out = TokenLogprobs.empty(n, n_top, len(asked))
+        call = LogprobCall(
+            logits.data_ptr(), tokens.data_ptr(), asked.data_ptr(), out.chosen.data_ptr(), out.ranks.data_ptr(),
+            out.top_ids.data_ptr(), out.top.data_ptr(), out.asked.data_ptr(), n, vocab, n_top, len(asked),
+            torch.get_num_threads(),
+        )  # fmt: skip
+        self._logprobs(dtype, ctypes.byref(call))
+        return out
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """Keeps a packed copy of the weight, and the bias."""
@@ -152,8 +205,60 @@ class CpuOps:
 
         return apply
 
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
+        return PackedCall(self._packed_linear, weight, bias)
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        if not stackable(layers, shape, final_norm.dtype):
+            return None
+        return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, rotary, shape)
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        _check_ints("packed_rows", ids)
+        out = torch.empty(len(ids), weight.n_in, dtype=dtype)
+        packed = ctypes.byref(describe(weight, None))
+        threads = torch.get_num_threads()
+        self._packed_rows(_dtype(out), packed, ids.data_ptr(), len(ids), out.data_ptr(), threads)
+        return out
+
+
+class PackedCall:
+    """Multiplies with one packed weight; ``packed`` describes it to other kernels and lives as long as this does."""
+
+    def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
+        self._function = function
+        self._weight, self._bias = weight, None if bias is None else bias.float().contiguous()
+        self.packed: PackedLinear | None = describe(weight, self._bias)
+        self._address = ctypes.addressof(self.packed)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        n_in, n_out = self._weight.n_in, self._weight.n_out
+        if out is None:
+            out = x.new_empty(len(x), n_out)
+        fits = x.shape[1:] == (n_in,) and out.shape == (len(x), n_out) and out.stride(1) == 1 and out.dtype == x.dtype
+        _check(fits, "packed_linear", x, out)
+        pointers = self._address, x.data_ptr(), out.data_ptr()
+        self._function(_dtype(x), *pointers, out.stride(0), len(x), torch.get_num_threads())
+        return out
+
+
+def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
+    """The weight as the kernels know it; it does not keep the tensors alive."""
+    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
+    return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
+
 
 def _dtype(*tensors: Tensor) -> int:
+    """The code of the dtype that all of them have, one that is computed in; ValueError otherwise."""
+    code = _code(*tensors)
+    if code > 1:
+        raise ValueError(f"the kernels compute in float32 or bfloat16, not {tensors[0].dtype}")
+    return code
+
+
+def _code(*tensors: Tensor) -> int:
     """The code of the dtype that all of them have; ValueError if they differ or one is not contiguous."""
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -161,8 +266,19 @@ def _dtype(*tensors: Tensor) -> int:
             raise ValueError(f"expected contiguous tensors of one dtype, got {_shown(tensors)}")
     code = _DTYPES.get(dtype)
     if code is None:
-        raise ValueError(f"the kernels compute in float32 or bfloat16, not {dtype}")
+        raise ValueError(f"the kernels compute in float32 or bfloat16 and know no {dtype}")
     return code
+
+
+def _cells(k: Cells, v: Cells) -> tuple[int, int, int, int | None, int | None]:
+    """The code of their dtype, and the addresses of keys, values and, for int8, of the scales of both."""
+    if isinstance(k, QuantizedCells) and isinstance(v, QuantizedCells):
+        _dtype(k.scale, v.scale)
+        scales = k.scale.data_ptr(), v.scale.data_ptr()
+        return _code(k.data, v.data), k.data.data_ptr(), v.data.data_ptr(), *scales
+    if isinstance(k, QuantizedCells) or isinstance(v, QuantizedCells):
+        raise ValueError("either both keys and values are int8 or neither")
+    return _code(k, v), k.data_ptr(), v.data_ptr(), None, None
 
 
 def _check_ints(op: str, *tensors: Tensor) -> None:

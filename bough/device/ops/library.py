@@ -22,10 +22,11 @@ class AttentionCall(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "out", "page_table", "rows", "q_start", "seq_len")),
+        *((name, c_void_p) for name in ("k_scale", "v_scale", "group_start", "group_rows", "group_tokens")),
         ("table_stride", c_int64),
         *((name, c_int) for name in ("n_rows", "n_heads", "n_kv_heads", "head_dim")),
         ("scale", c_float),
-        ("threads", c_int),
+        *((name, c_int) for name in ("threads", "kv_dtype", "n_groups")),
     )
 
 
@@ -33,14 +34,77 @@ class RopeCall(ctypes.Structure):
     """``RopeCall`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "q")),
+        *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "k_scale", "v_scale", "q")),
         *((name, c_int) for name in ("n_tokens", "n_heads", "n_kv_heads", "head_dim", "rotary_dim", "threads")),
+        ("kv_dtype", c_int),
+    )
+
+
+class SampleCall(ctypes.Structure):
+    """``SampleCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "best", "temperature", "top_k", "top_p", "least_z")),
+        *((name, c_void_p) for name in ("seeds", "positions", "out")),
+        *((name, c_int64) for name in ("n", "vocab")),
+        ("threads", c_int),
+    )
+
+
+class LogprobCall(ctypes.Structure):
+    """``LogprobCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "tokens", "asked", "chosen", "ranks", "top_ids", "top", "asked_out")),
+        *((name, c_int64) for name in ("n", "vocab", "n_top", "n_asked")),
+        ("threads", c_int),
+    )
+
+
+class PackedLinear(ctypes.Structure):
+    """``PackedLinear`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias")),
+        *((name, c_int64) for name in ("n_in", "n_out")),
+        *((name, c_int) for name in ("kind", "group")),
+    )
+
+
+class LinearParts(ctypes.Structure):
+    """``LinearParts`` of csrc/common.h."""
+
+    MOST = 3
+    _fields_ = (("part", c_void_p * MOST), ("count", c_int64))
+
+
+class StackLayer(ctypes.Structure):
+    """``StackLayer`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, LinearParts) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+    )
+
+
+class StackCall(ctypes.Structure):
+    """``StackCall`` of csrc/common.h."""
+
+    MOST_TOKENS = 64
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "final_norm", "embedded", "hidden", "x", "act")),
+        ("rope", RopeCall),
+        ("attention", AttentionCall),
+        *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
+        ("eps", c_float),
+        ("threads", c_int),
     )
 
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
-    "set_region": (None, (c_void_p,)),
+    "set_region": (None, (c_void_p, c_void_p, c_void_p)),
     "isa": (c_char_p, ()),
     "isa_name": (c_char_p, (c_int,)),
     "set_isa": (c_int, (c_char_p,)),
@@ -50,7 +114,13 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rope_kv_write": (None, (c_int, c_void_p)),
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "apply_bitmask": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "sample": (None, (c_int, c_void_p)),
+    "logprobs": (None, (c_int, c_void_p)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
+    "packed_linear": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "layer_stack": (None, (c_void_p,)),
+    "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
 }
 
 
@@ -100,8 +170,9 @@ class Library:
         if path is None:
             return None
         with contextlib.suppress(OSError, AttributeError):
-            self._region = ctypes.CDLL(path).GOMP_parallel
-            self._functions["set_region"](ctypes.cast(self._region, c_void_p))
+            runtime = ctypes.CDLL(path)
+            entries = runtime.GOMP_parallel, runtime.omp_get_thread_num, runtime.omp_get_num_threads
+            self._functions["set_region"](*(ctypes.cast(entry, c_void_p) for entry in entries))
             return path
         return None
 

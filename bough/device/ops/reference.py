@@ -7,11 +7,23 @@ attention takes ROWS queries, aligned to their positions, and KEYS keys, aligned
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
+
+from bough.device.ops import sampling
+from bough.device.ops.cells import Cells, read_cells, write_cells
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.library import PackedLinear
+from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
+
+if TYPE_CHECKING:
+    from bough.device.ops.registry import PackedApply
 
 Tensor = torch.Tensor
 
@@ -46,8 +58,8 @@ class ReferenceOps:
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
@@ -55,21 +67,23 @@ class ReferenceOps:
         heads = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, head_dim)
         q, k, v = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
         angles = cos_sin[positions][:, None]
-        k_cache[out_loc] = rotate(k, angles)
-        v_cache[out_loc] = v
+        write_cells(k_cache, out_loc, rotate(k, angles))
+        write_cells(v_cache, out_loc, v)
         return rotate(q, angles)
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
+        # Every row reads its prefix itself: the specification of what sharing may not change.
         out = torch.empty_like(q)
         starts, lengths = q_start.tolist(), seq_len.tolist()
         for i, row in enumerate(rows.tolist()):
@@ -83,12 +97,40 @@ class ReferenceOps:
         return torch.where(best.isfinite(), index, -1)
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)
-        forbidden = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
-        logits[rows] = logits[rows].masked_fill_(forbidden, -torch.inf)
+        sampling.apply_bitmask(logits, masks, rows)
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        return sampling.sample(logits, draws)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        return sampling.logprobs(logits, tokens, n_top, asked)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        return ReferencePacked(weight, bias)
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        return None
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return unpack(weight)[ids].to(dtype)
+
+
+class ReferencePacked:
+    """:class:`bough.device.ops.registry.PackedApply` with the values of the weight in float32."""
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None) -> None:
+        self.packed: PackedLinear | None = None
+        self._kind = weight.kind
+        self._values, self._bias = unpack(weight).float(), None if bias is None else bias.float()
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        result = blocked_linear(self._values, self._bias, quantise_inputs(self._kind, x)).to(x.dtype)
+        return result if out is None else out.copy_(result)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
@@ -110,7 +152,7 @@ def blocked_linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return out[:n]
 
 
-def attend_row(q: Tensor, k_cache: Tensor, v_cache: Tensor, locs: Tensor, scale: float, out: Tensor) -> None:
+def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scale: float, out: Tensor) -> None:
     """Attention of one sequence: q [n, H, D], its last n tokens, to the cells locs [length], into out."""
     n_new, n_heads, dim = q.shape
     n_kv_heads, length = k_cache.shape[1], len(locs)
@@ -132,10 +174,10 @@ def attend_row(q: Tensor, k_cache: Tensor, v_cache: Tensor, locs: Tensor, scale:
         out[begin - start : end - start] = heads[begin - position : end - position]
 
 
-def padded_cells(cache: Tensor, locs: Tensor, n: int) -> Tensor:
+def padded_cells(cache: Cells, locs: Tensor, n: int) -> Tensor:
     """[KH, n, D] float32: the cells at ``locs``, then zeros."""
-    cells = cache.new_zeros((n, *cache.shape[1:]), dtype=torch.float32)
-    cells[: len(locs)] = cache[locs]
+    cells = torch.zeros((n, *cache.shape[1:]), device=locs.device)
+    cells[: len(locs)] = read_cells(cache, locs)
     return cells.transpose(0, 1).contiguous()
 
 

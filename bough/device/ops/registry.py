@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
 
 from bough.device.ops import build
-from bough.device.ops.library import load
+from bough.device.ops.cells import Cells
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.library import PackedLinear, load
+from bough.device.ops.packed import PackedWeight
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 
 Tensor = torch.Tensor
+
+
+class PackedApply(Protocol):
+    """What :meth:`Ops.packed_linear` makes; ``packed`` describes the weight to other kernels, if there are any."""
+
+    packed: PackedLinear | None
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
 
 class Ops(Protocol):
@@ -47,8 +60,8 @@ class Ops(Protocol):
         cos_sin: Tensor,
         positions: Tensor,
         out_loc: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
@@ -61,22 +74,25 @@ class Ops(Protocol):
             qkv: [T, (H + 2 KH) * D]: queries, keys, values.
             cos_sin: [n_positions, R] float32: R/2 cosines, then R/2 sines, of each position.
             positions, out_loc: [T] int32.
-            k_cache, v_cache: [N, KH, D], written at ``out_loc``.
+            k_cache, v_cache: [N, KH, D], written at ``out_loc``, rounded to what they hold.
         """
         ...
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
         page_table: Tensor,
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
         scale: float,
+        groups: SharedGroups | None = None,
     ) -> Tensor:
         """Causal attention of each row's new tokens, the last of its sequence, to all of it: [T, H, D].
+
+        Cells of float16, float32 or int8 beside bfloat16 queries are computed with as what they stand for.
 
         Args:
             q: [T, H, D]; query head h reads key-value head h // (H / KH).
@@ -86,6 +102,7 @@ class Ops(Protocol):
             q_start: [B + 1] int32 where the new tokens of each sequence begin; at least one each.
             seq_len: [B] int32 length of each sequence with its new tokens.
             scale: factor of the scores.
+            groups: rows with equal leading locs, which may be read once for all of them. Changes no bit of the result.
         """
         ...
 
@@ -97,20 +114,47 @@ class Ops(Protocol):
         ...
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        """Set the logits of ids that may not be sampled to -inf, in place.
+        """Set the logits of forbidden tokens to -inf, in place.
 
         Args:
-            logits: [S, V] float32.
-            masks: [N, ceil(V / 32)] int32; bit i % 32 of word i // 32 is set where id i is allowed.
-            rows: [N] int64, the row of ``logits`` that each mask is for; rows without one stay as they are.
+            logits: [S, V].
+            masks: [R, ceil(V / 32)] int32; bit i of word w is set where token 32 w + i is allowed.
+            rows: [R] int64, different rows of ``logits``, one for each mask.
         """
+        ...
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`."""
+        ...
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        """Log-probabilities of the rows of logits [N, V]: of ``tokens`` [N] int64, of the ``n_top`` <= V likeliest
+        tokens, and of the ids ``asked`` [A] int64."""
         ...
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """A function x [T, in] -> ``x weight^T + bias`` [T, out], of weight [out, in] and bias [out] or None.
 
-        It may keep its own copy of the weight. "cpu" takes float32 only: bfloat16 is oneDNN's.
+        It may keep its own copy of the weight. "cpu" takes float32 only; for bfloat16 see ``packed_linear``.
         """
+        ...
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        """A function (x [T, in], out [T, out] or None) -> ``x weight^T + bias`` in x's dtype, in ``out`` if given.
+
+        x is rounded as :func:`bough.device.ops.packed.quantise_inputs` says; products are summed up in float32 or
+        exactly, in an order that depends on ``weight`` alone. ``out`` has contiguous rows, any distance apart.
+        """
+        ...
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
+        ...
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """The weights of outputs ids [T] int32, [T, in] in ``dtype``, rounded to it once."""
         ...
 
 

@@ -1,17 +1,84 @@
-"""The seam between linear layers and how their weights are held."""
+"""The seams between layers and how their weights are held."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from bough.device.ops.library import PackedLinear
+
 Tensor = torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A weight [out, in] in a block format of ggml, as a file holds it.
+
+    Attributes:
+        format: ggml's name, e.g. "Q4_0".
+        rows: uint8 [out, bytes of a row].
+        n_in: values of a row.
+    """
+
+    format: str
+    rows: Tensor
+    n_in: int
+
+
+class Parameter(Protocol):
+    """A weight [out, in] that is still in the checkpoint."""
+
+    def dense(self) -> Tensor:
+        """Read it, in the model's dtype, a new tensor."""
+        ...
+
+    def blocks(self) -> Blocks | None:
+        """Read it without decoding; None if it is not held in blocks."""
+        ...
+
+
 class LinearMethod(Protocol):
-    """Owns the weight of one linear layer, in whatever form multiplies fastest."""
+    """Owns the weight of one linear layer, in whatever form multiplies fastest.
+
+    Attributes:
+        parts: packed weights whose outputs, side by side, are the layer's; empty where it multiplies otherwise. For
+            kernels that multiply with them themselves, as long as the method lives.
+    """
+
+    @property
+    def parts(self) -> Sequence[PackedLinear]: ...
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""
+        ...
+
+
+class Table(Protocol):
+    """Owns the weight of an embedding."""
+
+    def lookup(self, tokens: Tensor) -> Tensor:
+        """[T] int32 ids -> [T, D] in the model's dtype, a new tensor."""
+        ...
+
+    def head(self, n_ids: int) -> LinearMethod:
+        """The linear layer whose outputs are the products with the first ``n_ids`` rows, on the same memory."""
+        ...
+
+
+class Scheme(Protocol):
+    """How all weights of a model are held. It reads each parameter once and keeps nothing else of it."""
+
+    def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        """One layer of parameters stacked by outputs, and bias [out] or None."""
+        ...
+
+    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
+        """The language-model head, for the first ``n_ids`` outputs."""
+        ...
+
+    def table(self, parameter: Parameter, tied: bool) -> Table:
+        """The embedding; ``tied`` says that its ``head`` will be asked for."""
         ...

@@ -1,14 +1,15 @@
-"""Linear layers with unquantised weights."""
+"""Linear layers with unquantised weights that are not packed: float32, the reference, and oneDNN."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch.nn import functional
 
+from bough.device.ops.library import PackedLinear
 from bough.device.ops.registry import Ops
+from bough.device.quant.base import LinearMethod, Parameter
 
 Tensor = torch.Tensor
 
@@ -21,45 +22,60 @@ class DenseLinear:
 
     * float32, and anything with the reference ops: a row's result does not depend on the other rows, bit by bit
       (:meth:`bough.device.ops.registry.Ops.linear`).
-    * bfloat16 otherwise: oneDNN on a weight in oneDNN's own layout, which at few rows is two to four times faster
-      than on the plain one. The kernel that it picks depends on the number of rows, so results may differ in the
-      last bit between batches.
-    * bfloat16 where torch has no oneDNN: torch's own.
+    * bfloat16 otherwise: oneDNN on a weight in oneDNN's own layout. The kernel that it picks depends on the number of
+      rows, so results may differ in the last bit between batches.
 
     The original weight is not kept, unless it is the form in use.
     """
+
+    parts: Sequence[PackedLinear] = ()
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""
         self._apply: Callable[[Tensor], Tensor]
         if ops.name == "reference" or weight.dtype == torch.float32:
             self._apply = ops.linear(weight, bias)
-        elif has_packed_linear(weight):
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            self._apply = partial(_packed_linear, packed, bias)
         else:
-            self._apply = lambda x: functional.linear(x, weight, bias)
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+            self._apply = partial(_onednn_linear, packed, bias)
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""
         return self._apply(x)
 
 
-def dense_linear(ops: Ops) -> Callable[[Tensor, Tensor | None], DenseLinear]:
-    """The way to make linear layers of a model: (weight, bias) -> method."""
-    return partial(DenseLinear, ops=ops)
+class DenseTable:
+    """An embedding in the model's dtype; a head copies it into the layout that multiplies fastest."""
+
+    def __init__(self, weight: Tensor, ops: Ops) -> None:
+        self._weight, self._ops = weight, ops
+
+    def lookup(self, tokens: Tensor) -> Tensor:
+        """[T] ids -> [T, D], a new tensor."""
+        return torch.nn.functional.embedding(tokens, self._weight)
+
+    def head(self, n_ids: int) -> LinearMethod:
+        """The linear layer of the first ``n_ids`` rows."""
+        return DenseLinear(self._weight[:n_ids], None, self._ops)
 
 
-def has_packed_linear(weight: Tensor) -> bool:
-    """Whether oneDNN can hold the weight in its own layout on this machine."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+class DenseScheme:
+    """Weights in the model's dtype."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        weights = [parameter.dense() for parameter in parameters]
+        return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias, self._ops)
+
+    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
+        return DenseLinear(parameter.dense()[:n_ids], None, self._ops)
+
+    def table(self, parameter: Parameter, tied: bool) -> DenseTable:
+        return DenseTable(parameter.dense(), self._ops)
 
 
-def _packed_linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+def _onednn_linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return out

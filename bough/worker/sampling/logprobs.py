@@ -5,59 +5,39 @@ All are of the raw logits: before penalties, bias, masks and temperature, in flo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
-import numpy as np
 import torch
 
 from bough.base.plan import Ints, PositionLogprobs, RowInit
+from bough.device.ops.registry import Ops
 from bough.worker.sampling.base import Tensor
 
 CHUNK = 32
 """Prompt positions whose logits exist at one time; bounds the memory of a long prompt's logprobs."""
 
 
-def position_logprobs(logits: Tensor, tokens: list[int], n_top: int, asked: tuple[int, ...]) -> list[PositionLogprobs]:
+def position_logprobs(
+    ops: Ops, logits: Tensor, tokens: list[int], n_top: int, asked: tuple[int, ...]
+) -> list[PositionLogprobs]:
     """One entry per row of ``logits`` [N, V], about ``tokens`` [N], with ``n_top`` alternatives and the ``asked`` ids.
 
-    The rank counts from 1 in the order of ``top``: falling logprob, ties by rising id.
+    The rank counts from 1 in the order of ``top``: falling logit, ties by rising id.
     """
-    logprobs = logits.float().log_softmax(-1)
-    columns = torch.tensor(tokens, device=logits.device)[:, None]
-    chosen = logprobs.gather(1, columns)
-    before = (logprobs == chosen) & (torch.arange(logprobs.shape[1], device=logits.device) < columns)
-    ranks = ((logprobs > chosen).sum(-1) + before.sum(-1) + 1).tolist()
-    wanted = logprobs[:, list(asked)].tolist()
-    tops = _tops(logprobs, n_top)
+    n_top = min(n_top, logits.shape[1])
+    found = ops.logprobs(logits, torch.tensor(tokens), n_top, torch.tensor(asked, dtype=torch.int64))
+    columns = (found.chosen, found.ranks, found.top_ids, found.top, found.asked)
     return [
-        PositionLogprobs(token, value, rank, top, list(zip(asked, values)))
-        for token, value, rank, top, values in zip(tokens, chosen[:, 0].tolist(), ranks, tops, wanted)
+        PositionLogprobs(token, value, rank, [(i, p) for i, p in zip(ids, values) if i >= 0], list(zip(asked, wanted)))
+        for token, value, rank, ids, values, wanted in zip(tokens, *(column.tolist() for column in columns))
     ]
 
 
-def _tops(logprobs: Tensor, n: int) -> list[list[tuple[int, float]]]:
-    """The n largest of each row, ties by rising id (which top-k alone does not promise)."""
-    if n == 0:
-        return [[] for _ in logprobs]
-    n = min(n, logprobs.shape[1])
-    thresholds = logprobs.topk(n, dim=-1).values[:, -1]
-    tops = []
-    for row, threshold in zip(logprobs, thresholds):
-        ids = (row >= threshold).nonzero()[:, 0].cpu().numpy()
-        values = row[row >= threshold].cpu().numpy()
-        order = np.lexsort((ids, -values))[:n]
-        tops.append(list(zip(ids[order].tolist(), values[order].tolist())))
-    return tops
-
-
 class Logprobs:
-    """Rows that report logprobs with each sampled token.
+    """Rows that report logprobs with each sampled token."""
 
-    ``capture`` keeps what it needs of the raw logits, before other features change them in place;
-    ``report`` answers when the tokens are known.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
         self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def add(self, row: int, init: RowInit) -> None:
@@ -67,14 +47,29 @@ class Logprobs:
     def remove(self, row: int) -> None:
         self._rows.pop(row, None)
 
-    def capture(self, logits: Tensor, rows: list[int]) -> dict[int, Tensor]:
-        """Index in ``rows`` -> a copy of its raw logits [1, V], for the rows that report."""
-        return {i: logits[i : i + 1].clone() for i, row in enumerate(rows) if row in self._rows}
+    def report(
+        self, logits: Tensor, rows: list[int], tokens: list[int], failed: Container[int]
+    ) -> dict[int, list[PositionLogprobs]]:
+        """Index -> report of the token sampled there, for the rows that report and have not failed.
 
-    def report(self, row: int, raw: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
-        """Entries about ``tokens`` [N], from their logits ``raw`` [N, V]."""
+        ``logits`` [S, V] are raw; those who ask for the same are answered together.
+        """
+        groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        if self._rows:
+            for i, row in enumerate(rows):
+                if row in self._rows and i not in failed:
+                    groups.setdefault(self._rows[row], []).append(i)
+        reports: dict[int, list[PositionLogprobs]] = {}
+        for (n_top, asked), members in groups.items():
+            part = logits if len(members) == len(logits) else logits[members]
+            entries = position_logprobs(self._ops, part, [tokens[i] for i in members], n_top, asked)
+            reports |= {i: [entry] for i, entry in zip(members, entries)}
+        return reports
+
+    def of(self, row: int, raw: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
+        """Entries about ``tokens`` [N] of ``row``, from their logits ``raw`` [N, V]."""
         n_top, asked = self._rows[row]
-        return position_logprobs(raw, tokens, n_top, asked)
+        return position_logprobs(self._ops, raw, tokens, n_top, asked)
 
 
 class _Prompt:
@@ -94,7 +89,8 @@ class _Prompt:
 class PromptLogprobs:
     """Rows that report the logprobs of their prompt, chunk by chunk as it is computed."""
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
         self._rows: dict[int, _Prompt] = {}
 
     def add(self, row: int, init: RowInit) -> None:
@@ -125,5 +121,5 @@ class PromptLogprobs:
             stop = min(first + CHUNK, targets.stop)
             logits = head(hidden[first - 1 - start : stop - 1 - start])
             tokens = prompt.ids[first:stop].tolist()
-            entries += position_logprobs(logits, tokens, prompt.n_top, prompt.asked)
+            entries += position_logprobs(self._ops, logits, tokens, prompt.n_top, prompt.asked)
         return entries

@@ -1,289 +1,383 @@
-// Paged attention for any mix of decode steps and prompt chunks.
+// Paged attention for any mix of decode steps and prompt chunks, with prefixes that rows share.
 //
-// A *unit* is one (batch row, kv head, block of query tokens): the query heads of the kv head for up to
-// MAX_QUERIES / group tokens, all of which need the same keys. Keys are visited in blocks of 64, whose K cells are
-// transposed into a tile once for all queries of the unit; softmax runs online in base 2. Blocks form segments of
-// SEGMENT keys, counted from position 0; the result of each segment is kept apart and merged into the total in
-// rising order. A long unit is cut into *items* of whole segments that run in parallel, and whichever item ends last
-// merges.
+// A *unit* is a block of query tokens that all need the same keys: a row's own tokens, or those of several rows that
+// share a prefix. The query heads of a kv head lie side by side. Keys are taken in segments of SEGMENT, counted from
+// position 0. Few queries (a decode step) keep keys in the lanes of vectors: K is transposed into tiles, V is read where
+// it lies, for all kv heads in turn. Many queries lie in the lanes themselves (lanes.h), one kv head per unit. Each segment has its own
+// maximum, sum and output, which are merged into the total in rising order of segments (Milakov and Gimelshein 2018,
+// Dao et al. 2023). A long unit is cut into *items* of whole segments that run in parallel; whichever ends last merges.
 //
 // So what a query yields depends on its own keys and their positions, bit by bit, and on nothing else: not on the
-// company in the batch, on how a prompt was cut into chunks, on the number of threads or of items.
+// company in the batch, on how a prompt was cut into chunks, on which rows share a prefix and are told to, on the
+// number of threads or of items.
 #pragma once
 
-#include "tile.h"
+#include "mix.h"
+#include "units.h"
 
 namespace {
 
-constexpr int KEYS = TILE;
-constexpr int SEGMENT = 256;
-constexpr int MAX_QUERIES = 96;
-
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
-
-struct Unit {
-    int row;            // index in the batch
-    int kv_head;
-    int first_token;    // index of the first query token among the row's new tokens
-    int n_tokens;
-    int n_segments;
-    int pending;        // items that have not finished
-    float* partial;     // [n_segments][queries][dim + 2], or null where one item does it all
-};
-
-struct Item {
-    int unit;
-    int first_segment;
-    int last_segment;   // exclusive
-};
-
-// The element that the inner product runs over: a float, or a pair of bf16.
-template <typename T> struct Word;
-template <> struct Word<float> { typedef float type; };
-template <> struct Word<bf16> { typedef uint32_t type; };
-
-// Views into one thread's scratch memory.
-template <typename T>
-struct Work {
-    typedef typename Word<T>::type word;
-    word* queries;      // [queries][words]
-    word* tile;         // [words][KEYS]
-    float* values;      // [KEYS][dim]
-    float* scores;      // [queries][KEYS]
-    float* segment;     // [queries][dim]
-    float* total;       // [queries][dim]
-    float *segment_max, *segment_sum, *total_max, *total_sum, *decay;   // [queries]
-    const uint32_t* keys[2][KEYS];
-    const T* rows[2][KEYS];
-};
-
 template <typename T>
 struct Attention {
-    typedef typename Word<T>::type word;
+    typedef Word<T> word;
     const AttentionCall& call;
-    Unit* units;
-    Item* items;
-    int group, dim, words, queries_per_unit;
-    float log2_scale;
+    const int group_heads, dim, words;
+    const int64_t record;   // floats of one query's partial result: output, maximum, sum
+    const bool direct;      // cells have the type that is computed with
+    const float log2_scale;
+    int queries_per_unit = 0;
+    Unit* units = nullptr;
+    Item* items = nullptr;
+    int64_t shared_items = 0, n_items = 0;
+    Group* groups = nullptr;
+    Member* members = nullptr;
 
-    explicit Attention(const AttentionCall& c) : call(c), units(nullptr), items(nullptr) {
-        group = c.n_heads / c.n_kv_heads;
-        dim = c.head_dim;
-        words = dim * (int)sizeof(T) / 4;
-        int tokens = MAX_QUERIES / group > 1 ? MAX_QUERIES / group : 1;
-        int longest = 1;
-        for (int b = 0; b < c.n_rows; ++b) {
-            int n = c.q_start[b + 1] - c.q_start[b];
-            longest = n > longest ? n : longest;
-        }
-        queries_per_unit = (tokens < longest ? tokens : longest) * group;
-        log2_scale = c.scale * 1.44269504f;
+    explicit Attention(const AttentionCall& c)
+        : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
+          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
+          log2_scale(c.scale * 1.44269504f) {}
+
+    int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
+
+    // Queries of each of the unit's kv heads.
+    int n_queries(const Unit& u) const { return u.n_tokens * group_heads; }
+
+    bool narrow(const Unit& u) const { return n_queries(u) <= NARROW; }
+
+    // Records of one segment, or of the total.
+    int64_t n_records(const Unit& u) const { return (int64_t)u.n_heads * n_queries(u); }
+
+    // Positions before this one are visible to query token `t` of the unit.
+    int visible(const Unit& u, int t) const {
+        if (u.group >= 0) return u.last_segment * SEGMENT;
+        return call.seq_len[u.row] - new_tokens(u.row) + u.first_token + t + 1;
     }
 
-    int tokens_per_unit() const { return queries_per_unit / group; }
-    int64_t record() const { return dim + 2; }
-
-    bool work(Work<T>& w) const {
-        int64_t n = queries_per_unit;
-        int64_t sizes[] = {padded((int64_t)sizeof(Work<T>)), padded(n * words * 4), padded((int64_t)words * KEYS * 4),
-                           padded((int64_t)KEYS * dim * 4), padded(n * KEYS * 4), padded(n * dim * 4),
-                           padded(n * dim * 4), padded(n * 4) * 5};
-        int64_t bytes = 0;
-        for (int64_t size : sizes) bytes += size;
-        char* p = (char*)scratch(SCRATCH_WORK, bytes);
-        if (!p) return false;
-        w.queries = (word*)p;
-        w.tile = (word*)(p += sizes[1]);
-        w.values = (float*)(p += sizes[2]);
-        w.scores = (float*)(p += sizes[3]);
-        w.segment = (float*)(p += sizes[4]);
-        w.total = (float*)(p += sizes[5]);
-        w.segment_max = (float*)(p += sizes[6]);
-        float** vectors[] = {&w.segment_sum, &w.total_max, &w.total_sum, &w.decay};
-        float* at = w.segment_max;
-        for (float** v : vectors) *v = (at += padded(n * 4) / 4);
-        return true;
+    // Index of query token `t` of the unit among all new tokens.
+    int64_t token(const Unit& u, int t) const {
+        if (u.group >= 0) return groups[u.group].tokens[u.first_token + t];
+        return call.q_start[u.row] + u.first_token + t;
     }
 
-    // Positions before this one are visible to query token `token` of the row.
-    int visible(const Unit& u, int token) const {
-        int n_new = call.q_start[u.row + 1] - call.q_start[u.row];
-        return call.seq_len[u.row] - n_new + u.first_token + token + 1;
-    }
+    // -- one segment
 
     void load_queries(const Unit& u, Work<T>& w) const {
-        const T* q = (const T*)call.q;
-        for (int t = 0; t < u.n_tokens; ++t) {
-            int64_t token = call.q_start[u.row] + u.first_token + t;
-            const T* from = q + (token * call.n_heads + (int64_t)u.kv_head * group) * dim;
-            memcpy(w.queries + (int64_t)t * group * words, from, sizeof(T) * group * dim);
-        }
-    }
-
-    // Pointers to the K and V cells of keys [first, first + n); the rest of the block repeats the last.
-    void locate(const Unit& u, int first, int n, const uint32_t** keys, const T** rows) const {
-        const int32_t* locs = call.page_table + (int64_t)call.rows[u.row] * call.table_stride + first;
-        for (int i = 0; i < n; ++i) {
-            int64_t offset = ((int64_t)locs[i] * call.n_kv_heads + u.kv_head) * dim;
-            keys[i] = (const uint32_t*)((const T*)call.k + offset);
-            rows[i] = (const T*)call.v + offset;
-        }
-        for (int i = n; i < KEYS; ++i) {
-            keys[i] = keys[n - 1];
-            rows[i] = rows[n - 1];
-        }
-    }
-
-    Ahead ahead(const void* cells) const { return {(const void* const*)cells, (int)sizeof(T) * dim}; }
-
-    void gather_tile(const uint32_t* const* keys, int n, uint32_t* tile) const {
-        for (int i = 0; i < n; i += WIDTH) {
-            for (int word = 0; word < words; word += WIDTH) {
-                int left = words - word;
-                transpose(keys + i, word, left < WIDTH ? left : WIDTH, tile + (int64_t)word * KEYS + i, KEYS);
+        int n = n_queries(u);
+        if (!narrow(u)) memset(w.queries, 0, ceil_div(n, LANES) * LANES * words * sizeof(word));
+        for (int r = 0; r < n_records(u); ++r) {
+            const word* from = (const word*)((const T*)call.q + head(u, r) * dim);
+            if (narrow(u)) {
+                memcpy(w.queries + (int64_t)r * words, from, sizeof(word) * words);
+            } else {
+                word* to = w.queries + (int64_t)(r / LANES) * words * LANES + r % LANES;
+                for (int i = 0; i < words; ++i) to[i * LANES] = from[i];
             }
         }
     }
 
-    // Scores -> probabilities of queries [first_query, n_queries) and the decay of what they gathered before.
-    void soften(const Unit& u, int first_key, int first_query, int n_queries, Work<T>& w) const {
+    // Index of record r of the unit among the heads of all new tokens.
+    int64_t head(const Unit& u, int r) const {
+        int query = r % n_queries(u), kv_head = u.kv_head + r / n_queries(u);
+        return token(u, query / group_heads) * call.n_heads + (int64_t)kv_head * group_heads + query % group_heads;
+    }
+
+    int keys_of(const Unit& u, int segment) const {
+        int left = visible(u, u.n_tokens - 1) - segment * SEGMENT;
+        return left < SEGMENT ? left : SEGMENT;
+    }
+
+    const int32_t* locs(const Unit& u, int segment) const {
+        return call.page_table + (int64_t)call.rows[u.row] * call.table_stride + segment * SEGMENT;
+    }
+
+    // Finds the cells of a segment. Whole vectors of keys may be read: the last cell stands for those that are missing.
+    void locate(const Unit& u, int kv_head, int segment, Cells& to) const {
+        to.n = keys_of(u, segment);
+        const int32_t* loc = locs(u, segment);
+        int64_t bytes = cell_bytes(call.kv_dtype) * dim;
+        for (int i = 0; i < (int)ceil_div(to.n, WIDTH) * WIDTH; ++i) {
+            int64_t cell = (int64_t)loc[i < to.n ? i : to.n - 1] * call.n_kv_heads + kv_head;
+            to.keys[i] = (const char*)call.k + cell * bytes;
+            to.values[i] = (const char*)call.v + cell * bytes;
+            if (call.k_scale) {
+                to.k_scale[i] = call.k_scale[cell];
+                to.v_scale[i] = call.v_scale[cell];
+            }
+        }
+    }
+
+    // Cells [first, first + n) as T: where they lie, or widened into `to`.
+    const T* const* as_elements(const void* const* cells, int n, T* to, const T** rows) const {
+        if (direct) return (const T* const*)cells;
+        for (int i = 0; i < n; ++i) {
+            widen_cell(call.kv_dtype, cells[i], to + (int64_t)i * dim, dim);
+            rows[i] = to + (int64_t)i * dim;
+        }
+        return rows;
+    }
+
+    // Reads a line after the other of the cells of all the unit's heads, given where those of the first one are. What
+    // follows reads one head at a time, in strides that no hardware foresees. Loads in order bring all of it near, at up
+    // to 1.6 times the rate of prefetch instructions, for they set the hardware's own prefetching going.
+    void fetch(const Unit& u, const void* const* cells, int n) const {
+        int bytes = (int)cell_bytes(call.kv_dtype) * dim * u.n_heads;
+        for (int i = 0; i < n; ++i)
+            for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
+    }
+
+    // WIDTH keys into as many columns of a tile.
+    void gather_tile(const uint32_t* const* keys, uint32_t* tile) const {
+        for (int at = 0; at < words; at += WIDTH) {
+            int left = words - at;
+            transpose(keys, at, left < WIDTH ? left : WIDTH, tile + (int64_t)at * TILE, TILE);
+        }
+    }
+
+    // Scores of one query -> weights, maximum and sum. LaneBlock::soften is the same for queries in the lanes.
+    void soften(const Cells& cells, int seen, float* s, T* weights, float* result) const {
         const vf infinity = splat(__builtin_inff());
         const vi lane = lane_index();
-        for (int r = first_query; r < n_queries; ++r) {
-            int seen = visible(u, r / group) - first_key;
-            float* s = w.scores + (int64_t)r * KEYS;
-            vf best = -infinity;
-            for (int j = 0; j < KEYS; j += WIDTH) {
-                vf x = loadf(s + j) * splat(log2_scale);
-                if (seen < KEYS) x = select(lane + j < seen, x, -infinity);
-                storef(s + j, x);
-                best = vmax(x, best);
+        vf best = -infinity, total = vf{};
+        for (int j = 0; j < cells.n; j += WIDTH) {
+            vf x = loadf(s + j);
+            if (call.k_scale) x *= loadf(cells.k_scale + j);
+            if (seen - j < WIDTH) x = select(lane + j < seen, x, -infinity);
+            storef(s + j, x);
+            best = larger(x, best);
+        }
+        float shift = max_lane(best) * log2_scale;
+        for (int j = 0; j < cells.n; j += WIDTH) {
+            vf p = weight_exp2(fma(loadf(s + j), splat(log2_scale), splat(-shift)), (const T*)nullptr);
+            if (seen - j < WIDTH) p = keep(lane + j < seen, p);
+            total += p;
+            if (call.v_scale) p *= loadf(cells.v_scale + j);
+            store_weight(weights + j, p);
+        }
+        result[dim] = shift;
+        result[dim + 1] = sum(total);
+    }
+
+    // One segment of the unit's i-th kv head for few queries, into the records of w.segment.
+    void run_narrow(const Unit& u, int i, int segment, Work<T>& w) const {
+        Cells& cells = w.cells[0];
+        locate(u, u.kv_head + i, segment, cells);
+        if (i == 0) {
+            fetch(u, cells.keys, cells.n);
+            fetch(u, cells.values, cells.n);
+        }
+        int n = n_queries(u), n_read = (int)ceil_div(cells.n, WIDTH) * WIDTH;
+        const T* rows[SEGMENT];
+        const T* const* keys = as_elements(cells.keys, n_read, w.keys, rows);
+        for (int key = 0; key < cells.n; key += TILE) {
+            for (int j = key; j < n_read && j < key + TILE; j += WIDTH)
+                gather_tile((const uint32_t* const*)keys + j, (uint32_t*)w.tile + j - key);
+            product(w.queries + (int64_t)i * n * words, words, w.tile, n, words, w.scores + key, SEGMENT);
+        }
+        for (int r = 0; r < n; ++r) {
+            int seen = visible(u, r / group_heads) - segment * SEGMENT;
+            soften(cells, seen < cells.n ? seen : cells.n, w.scores + (int64_t)r * SEGMENT,
+                   w.weights + (int64_t)r * SEGMENT, w.segment + r * record);
+        }
+        const T* const* values = as_elements(cells.values, n_read, w.values, rows);
+        int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+        int64_t at = mix_columns<4>(w.weights, values, n, 0, dim, inner, w.segment, record);
+        at = mix_columns<2>(w.weights, values, n, at, dim, inner, w.segment, record);
+        mix_columns<1>(w.weights, values, n, at, dim, inner, w.segment, record);
+    }
+
+    // Lays a segment's K and V out for LaneBlock: K as [n][words], V as [words of keys][dim].
+    void pack(const Cells& cells, Work<T>& w) const {
+        const T* rows[SEGMENT];
+        int n = (int)ceil_div(cells.n, WIDTH) * WIDTH;
+        const T* const* keys = as_elements(cells.keys, n, w.keys, rows);
+        if (direct)
+            for (int i = 0; i < cells.n; ++i) memcpy(w.keys + (int64_t)i * dim, keys[i], sizeof(T) * dim);
+        const T* const* values = as_elements(cells.values, n, w.values, rows);
+        int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+        for (int i = 0; i < inner; ++i) {
+            float* to = (float*)w.pairs + (int64_t)i * dim;
+            int d = 0;
+            for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH) {
+                vf x[2];
+                load_values<2>(values, i, d, x);
+                storef(to + d, x[0]);
+                storef(to + d + WIDTH, x[1]);
             }
-            float old = w.segment_max[r], top = max_lane(best);
-            top = top > old ? top : old;
-            vf total = vf{};
-            for (int j = 0; j < KEYS; j += WIDTH) {
-                vf p = exp2v(loadf(s + j) - splat(top));
-                if (seen < KEYS) p = select(lane + j < seen, p, vf{});
-                storef(s + j, p);
-                total += p;
+            for (; d < dim; d += WIDTH) {
+                vf x[1];
+                load_values<1>(values, i, d, x);
+                storef(to + d, x[0]);
             }
-            float decay = exp2_one(old - top);
-            w.decay[r] = decay;
-            w.segment_max[r] = top;
-            w.segment_sum[r] = w.segment_sum[r] * decay + sum(total);
         }
     }
 
-    void mix_values(const T* const* rows, int n, int first_query, int n_queries, Work<T>& w, Ahead next) const {
-        const float* p = w.scores + (int64_t)first_query * KEYS;
-        float* out = w.segment + (int64_t)first_query * dim;
-        int count = n_queries - first_query;
-        if (sizeof(T) == 4 || count <= BLOCK_ROWS) {
-            mix(p, rows, count, n, w.decay + first_query, out, dim, next);
-            return;
-        }
-        const float* widened[KEYS];
-        for (int i = 0; i < n; ++i) {
-            float* to = w.values + (int64_t)i * dim;
-            for (int d = 0; d < dim; d += WIDTH) storef(to + d, load(rows[i] + d));
-            widened[i] = to;
-        }
-        mix(p, widened, count, n, w.decay + first_query, out, dim, next);
+    // A part of the next segment's cells, or nothing.
+    Ahead ahead(const Cells& next, const void* const* cells, int part, int n_parts) const {
+        int first = next.n * part / n_parts;
+        return {next.n ? cells + first : nullptr, next.n * (part + 1) / n_parts - first,
+                (int)cell_bytes(call.kv_dtype) * dim};
     }
 
-    // One segment for all queries of the unit, into w.segment, segment_max and segment_sum.
-    void run_segment(const Unit& u, int segment, Work<T>& w) const {
-        int n_queries = u.n_tokens * group;
-        int end = visible(u, u.n_tokens - 1);
-        int begin = segment * SEGMENT;
-        end = end < begin + SEGMENT ? end : begin + SEGMENT;
-        memset(w.segment, 0, sizeof(float) * (int64_t)n_queries * dim);
-        for (int r = 0; r < n_queries; ++r) {
-            w.segment_max[r] = -__builtin_inff();
-            w.segment_sum[r] = 0;
+    // One segment for many queries: into the totals in lanes, or as records.
+    void run_wide(const Unit& u, int segment, int last_segment, float* records, Work<T>& w) const {
+        const Cells& now = w.cells[segment % 2];
+        Cells& next = w.cells[1 - segment % 2];
+        next.n = 0;
+        if (segment + 1 < last_segment) locate(u, u.kv_head, segment + 1, next);
+        pack(now, w);
+        int begin = segment * SEGMENT, n = n_queries(u);
+        int n_blocks = (int)ceil_div(n, LANES);
+        for (int first = 0, block = 0; first < n; first += LANES, ++block) {
+            int count = n - first < LANES ? n - first : LANES;
+            int n_vecs = (int)ceil_div(count, WIDTH);
+            int all = visible(u, first / group_heads) - begin;
+            int some = visible(u, (first + count - 1) / group_heads) - begin;
+            if (some <= 0 && !records) continue;
+            some = some < 0 ? 0 : some;
+            bool masked = all < now.n && all < some;
+            for (int i = 0; masked && i < n_vecs * WIDTH; ++i)
+                w.seen[i] = i < count ? visible(u, (first + i) / group_heads) - begin : SEGMENT;
+            LaneBlock<word> lanes = {
+                w.queries + (int64_t)block * words * LANES, (const word*)w.keys, w.pairs,
+                call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
+                masked ? w.seen : nullptr, w.scores, w.segment, w.top, w.sum, some < now.n ? some : now.n, words, dim,
+                log2_scale, {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
+            };
+            switch (n_vecs) {
+                case 1: lanes.template run<1>(); break;
+                case 2: lanes.template run<2>(); break;
+                default: lanes.template run<3>();
+            }
+            if (records)
+                from_lanes(w.segment, w.top, w.sum, records + first * record, count);
+            else
+                merge_lanes(w.segment, w.top, w.sum, w.total + (int64_t)block * dim * LANES, w.total_top + block * LANES,
+                            w.total_sum + block * LANES, n_vecs, dim);
         }
-        int now = 0;
-        locate(u, begin, end - begin < KEYS ? end - begin : KEYS, w.keys[0], w.rows[0]);
-        for (int key = begin; key < end; key += KEYS, now ^= 1) {
-            int n = end - key < KEYS ? end - key : KEYS;
-            int left = end - key - KEYS;
-            if (left > 0) locate(u, key + KEYS, left < KEYS ? left : KEYS, w.keys[now ^ 1], w.rows[now ^ 1]);
-            // Queries whose tokens come before this block see none of it.
-            int hidden = key + 1 - visible(u, 0);
-            int first_query = hidden > 0 ? hidden * group : 0;
-            gather_tile(w.keys[now], n, (uint32_t*)w.tile);
-            product(w.queries + (int64_t)first_query * words, words, w.tile, n_queries - first_query, words,
-                    w.scores + (int64_t)first_query * KEYS, KEYS, ahead(w.rows[now]));
-            soften(u, key, first_query, n_queries, w);
-            mix_values(w.rows[now], n, first_query, n_queries, w, ahead(left > 0 ? w.keys[now ^ 1] : nullptr));
+    }
+
+    // -- totals
+
+    // Records [count][dim + 2] of what is kept in lanes.
+    void from_lanes(const float* out, const float* top, const float* sum, float* to, int count) const {
+        for (int first = 0; first < count; first += WIDTH) {
+            int n = count - first < WIDTH ? count - first : WIDTH;
+            for (int d = 0; d < dim; d += WIDTH) {
+                const uint32_t* rows[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) rows[i] = (const uint32_t*)(out + (int64_t)(d + i) * LANES);
+                transpose(rows, first, n, (uint32_t*)(to + first * record + d), record);
+            }
+            for (int i = first; i < first + n; ++i) {
+                to[i * record + dim] = top[i];
+                to[i * record + dim + 1] = sum[i];
+            }
+        }
+    }
+
+    void to_lanes(const Unit& u, Work<T>& w) const {
+        int n = n_queries(u);
+        memset(w.total, 0, sizeof(float) * ceil_div(n, LANES) * LANES * dim);
+        for (int r = 0; r < ceil_div(n, LANES) * LANES; ++r) {
+            w.total_top[r] = r < n ? w.rows[r * record + dim] : 0;
+            w.total_sum[r] = r < n ? w.rows[r * record + dim + 1] : 0;
+            float* to = w.total + (int64_t)(r / LANES) * dim * LANES + r % LANES;
+            for (int d = 0; r < n && u.group < 0 && d < dim; ++d) to[d * LANES] = w.rows[r * record + d];
         }
     }
 
     // total := total + one segment, for one query; nothing for a query that saw none of the segment.
-    void merge(const float* out, float top, float weight, float* total, float& total_max, float& total_sum) const {
+    void merge(const float* from, float* total) const {
+        float top = from[dim], weight = from[dim + 1];
         if (top == -__builtin_inff() && weight == 0) return;
-        float best = top > total_max ? top : total_max;
-        if (!(top == top)) best = top;
-        float old = exp2_one(total_max - best), add = exp2_one(top - best);
-        for (int d = 0; d < dim; d += WIDTH) {
-            storef(total + d, fma(loadf(out + d), splat(add), loadf(total + d) * splat(old)));
-        }
-        total_sum = total_sum * old + weight * add;
-        total_max = best;
+        float before = total[dim], best = top > before ? top : before;
+        float old = exp2_one(before - best), add = exp2_one(top - best);
+        for (int d = 0; d < dim; d += WIDTH)
+            storef(total + d, fma(loadf(from + d), splat(add), loadf(total + d) * splat(old)));
+        total[dim + 1] = total[dim + 1] * old + weight * add;
+        total[dim] = best;
     }
 
-    void clear_total(int n_queries, Work<T>& w) const {
-        memset(w.total, 0, sizeof(float) * (int64_t)n_queries * dim);
-        for (int r = 0; r < n_queries; ++r) {
-            w.total_max[r] = -__builtin_inff();
-            w.total_sum[r] = 0;
+    // Starts the unit's totals with what its group has found for the shared prefix.
+    void begin_total(const Unit& u, Work<T>& w) const {
+        int n = n_queries(u);
+        for (int r = 0; r < n_records(u); ++r) {
+            memset(w.rows + r * record, 0, sizeof(float) * record);
+            w.rows[r * record + dim] = -__builtin_inff();
+        }
+        if (u.group >= 0 || members[u.row].group < 0) return;
+        const Group& g = groups[members[u.row].group];
+        int64_t first = (int64_t)(members[u.row].offset + u.first_token) * group_heads * record;
+        for (int i = 0; i < u.n_heads; ++i)
+            for (int s = 0; s < g.n_records; ++s)
+                for (int r = 0; r < n; ++r)
+                    merge(g.records + ((u.kv_head + i) * g.n_records + s) * stride(g) + first + r * record,
+                          w.rows + ((int64_t)i * n + r) * record);
+    }
+
+    void write(const Unit& u, const Work<T>& w) const {
+        for (int r = 0; r < n_records(u); ++r) {
+            const float* from = w.rows + r * record;
+            T* to = (T*)call.out + head(u, r) * dim;
+            vf share = splat(1.0f / from[dim + 1]);
+            for (int d = 0; d < dim; d += WIDTH) store(to + d, loadf(from + d) * share);
         }
     }
 
-    void write(const Unit& u, Work<T>& w) const {
-        T* out = (T*)call.out;
-        for (int r = 0; r < u.n_tokens * group; ++r) {
-            int64_t token = call.q_start[u.row] + u.first_token + r / group;
-            T* to = out + (token * call.n_heads + (int64_t)u.kv_head * group + r % group) * dim;
-            vf share = splat(1.0f / w.total_sum[r]);
-            for (int d = 0; d < dim; d += WIDTH) store(to + d, loadf(w.total + (int64_t)r * dim + d) * share);
-        }
-    }
+    // -- items
 
     void run_item(const Item& item) const {
         Work<T> w;
-        if (!work(w)) __builtin_trap();
+        Carver size = {nullptr, 0};
+        w.carve(size, queries_per_unit, call.n_kv_heads, words, dim);
+        Carver carver = {(char*)scratch(SCRATCH_WORK, size.used), 0};
+        if (!carver.base) __builtin_trap();
+        w.carve(carver, queries_per_unit, call.n_kv_heads, words, dim);
         Unit& u = units[item.unit];
-        int n_queries = u.n_tokens * group;
         load_queries(u, w);
-        if (!u.partial) clear_total(n_queries, w);
+        if (!u.stride) begin_total(u, w);
+        if (!u.stride && !narrow(u)) to_lanes(u, w);
+        if (!narrow(u)) locate(u, u.kv_head, item.first_segment, w.cells[item.first_segment % 2]);
         for (int s = item.first_segment; s < item.last_segment; ++s) {
-            run_segment(u, s, w);
-            for (int r = 0; r < n_queries; ++r) {
-                const float* from = w.segment + (int64_t)r * dim;
-                if (!u.partial) {
-                    merge(from, w.segment_max[r], w.segment_sum[r], w.total + (int64_t)r * dim, w.total_max[r],
-                          w.total_sum[r]);
-                    continue;
-                }
-                float* to = u.partial + ((int64_t)s * n_queries + r) * record();
-                memcpy(to, from, sizeof(float) * dim);
-                to[dim] = w.segment_max[r];
-                to[dim + 1] = w.segment_sum[r];
+            if (!narrow(u)) {
+                run_wide(u, s, item.last_segment, u.stride ? records(u, 0, s) : nullptr, w);
+                continue;
+            }
+            for (int i = 0, n = n_queries(u); i < u.n_heads; ++i) {
+                run_narrow(u, i, s, w);
+                if (u.stride) memcpy(records(u, i, s), w.segment, sizeof(float) * n * record);
+                for (int r = 0; !u.stride && r < n; ++r)
+                    merge(w.segment + r * record, w.rows + ((int64_t)i * n + r) * record);
             }
         }
-        if (u.partial) {
-            if (__atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
-            clear_total(n_queries, w);
-            for (int s = 0; s < u.n_segments; ++s)
-                for (int r = 0; r < n_queries; ++r) {
-                    const float* from = u.partial + ((int64_t)s * n_queries + r) * record();
-                    merge(from, from[dim], from[dim + 1], w.total + (int64_t)r * dim, w.total_max[r], w.total_sum[r]);
-                }
+        finish(u, w);
+    }
+
+    // Where the results of a segment go, for the unit's i-th kv head.
+    float* records(const Unit& u, int i, int segment) const {
+        int64_t heads = u.group < 0 ? (int64_t)i * n_queries(u) * record
+                                    : i * groups[u.group].n_records * stride(groups[u.group]);
+        return u.partial + heads + (segment - u.first_segment) * u.stride;
+    }
+
+    // After the last segment of an item: whoever ends last has the unit's result.
+    void finish(Unit& u, Work<T>& w) const {
+        int n = n_queries(u);
+        if (u.stride) {
+            if (u.group >= 0 || __atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
+            begin_total(u, w);
+            for (int s = u.first_segment; s < u.last_segment; ++s)
+                for (int r = 0; r < n_records(u); ++r) merge(records(u, 0, s) + r * record, w.rows + r * record);
+        } else if (!narrow(u)) {
+            for (int first = 0; first < n; first += LANES)
+                from_lanes(w.total + (int64_t)first * dim, w.total_top + first, w.total_sum + first,
+                           w.rows + first * record, n - first < LANES ? n - first : LANES);
         }
-        write(u, w);
+        if (u.group < 0) {
+            write(u, w);
+            return;
+        }
+        for (int i = 0; i < u.n_heads; ++i)
+            memcpy(records(u, i, 0), w.rows + (int64_t)i * n * record, sizeof(float) * n * record);
     }
 
     static void body(void* context, int64_t item) {
@@ -291,61 +385,162 @@ struct Attention {
         a.run_item(a.items[item]);
     }
 
-    // Calls visit(unit) for every unit; of one row, those with the most keys come first.
+    // -- the plan
+
+    // Work of one segment, in arbitrary units.
+    int64_t cost(const Unit& u) const {
+        int64_t n = n_queries(u);
+        return narrow(u) ? u.n_heads * (6 + n) : 4 + 16 * ceil_div(n, WIDTH);
+    }
+
+    // kv heads of one unit of so many query tokens.
+    int heads_per_unit(int n_tokens) const { return n_tokens * group_heads <= NARROW ? call.n_kv_heads : 1; }
+
+    // Rows that share a prefix, as far as it pays: whoever brings a block of queries of its own gains nothing.
+    int find_groups(Group* found, int32_t* tokens) const {
+        int n = 0;
+        for (int b = 0; b < call.n_rows; ++b) members[b] = {-1, 0};
+        for (int g = 0; g < call.n_groups; ++g) {
+            const int32_t* row = call.group_rows + call.group_start[g];
+            int n_rows = call.group_start[g + 1] - call.group_start[g], joined = 0;
+            Group group = {0, call.group_tokens[g] / SEGMENT, 0, 1, tokens, nullptr};
+            for (int i = 0; i < n_rows; ++i) joined += joins(row[i]);
+            if (joined < 2 || group.n_segments == 0) continue;
+            for (int i = 0; i < n_rows; ++i) {
+                if (!joins(row[i])) continue;
+                members[row[i]] = {n, group.n_tokens};
+                group.row = row[i];
+                for (int t = call.q_start[row[i]]; t < call.q_start[row[i] + 1]; ++t) tokens[group.n_tokens++] = t;
+            }
+            tokens += group.n_tokens;
+            found[n++] = group;
+        }
+        return n;
+    }
+
+    bool joins(int row) const { return new_tokens(row) * group_heads <= LANES; }
+
+    // Calls visit(unit) for the units of the groups; of each, one block of tokens after the other.
     template <typename Visit>
-    void each_unit(Visit visit) const {
-        int tokens = tokens_per_unit();
+    void each_shared(int n_groups, Visit visit) const {
+        int tokens = queries_per_unit / group_heads;
+        for (int g = 0; g < n_groups; ++g)
+            for (int first = 0; first < groups[g].n_tokens; first += tokens) {
+                int left = groups[g].n_tokens - first, count = left < tokens ? left : tokens;
+                int heads = heads_per_unit(count);
+                for (int head = 0; head < call.n_kv_heads; head += heads)
+                    visit(Unit{groups[g].row, head, heads, g, first, count, 0, groups[g].n_segments, 1, nullptr, 0});
+            }
+    }
+
+    // Calls visit(unit) for the rows' own keys; of one row, those with the most keys come first.
+    template <typename Visit>
+    void each_private(Visit visit) const {
+        int tokens = queries_per_unit / group_heads;
         for (int b = 0; b < call.n_rows; ++b) {
-            int n_new = call.q_start[b + 1] - call.q_start[b];
-            for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block)
-                for (int head = 0; head < call.n_kv_heads; ++head) {
-                    Unit u = {b, head, block * tokens, 0, 0, 1, nullptr};
-                    int left = n_new - u.first_token;
-                    u.n_tokens = left < tokens ? left : tokens;
-                    u.n_segments = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
+            int n_new = new_tokens(b);
+            int begin = members[b].group < 0 ? 0 : groups[members[b].group].n_segments;
+            for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block) {
+                int left = n_new - block * tokens, count = left < tokens ? left : tokens;
+                int heads = heads_per_unit(count);
+                for (int head = 0; head < call.n_kv_heads; head += heads) {
+                    Unit u = {b, head, heads, -1, block * tokens, count, begin, 0, 1, nullptr, 0};
+                    u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
                     visit(u);
                 }
+            }
         }
     }
 
-    // Work of one segment, in arbitrary units: every key is gathered once and met by every query.
-    int64_t cost(const Unit& u) const { return 8 + (int64_t)u.n_tokens * group; }
+    // Cuts the call into `items`: first those of shared prefixes, on whose results the others depend.
+    void plan() {
+        int longest = 1, n_members = 0;
+        for (int b = 0; b < call.n_rows; ++b) longest = new_tokens(b) > longest ? new_tokens(b) : longest;
+        if (call.n_groups) n_members = call.group_start[call.n_groups];
+        int tokens = MAX_QUERIES / group_heads > 1 ? MAX_QUERIES / group_heads : 1;
+        queries_per_unit = (tokens < longest || call.n_groups ? tokens : longest) * group_heads;
+        int64_t n_tokens = call.q_start[call.n_rows];
+        int64_t blocks = n_tokens / tokens + call.n_rows;
+        int64_t max_units = (blocks + (call.n_groups ? blocks : 0)) * call.n_kv_heads;
+        // Every unit may be cut into as many items as there are of average size in all.
+        int64_t max_items = max_units + 4 * PARTS * call.threads;
+        Carver memory = {nullptr, 0};
+        int32_t* group_tokens = nullptr;
+        for (int pass = 0; pass < 2; ++pass) {
+            memory = {pass ? (char*)scratch(SCRATCH_PLAN, memory.used) : nullptr, 0};
+            if (pass && !memory.base) __builtin_trap();
+            memory.take(members, call.n_rows);
+            memory.take(groups, call.n_groups);
+            memory.take(group_tokens, n_members ? n_tokens : 0);
+            memory.take(units, max_units);
+            memory.take(items, max_items);
+        }
+        int n_groups = find_groups(groups, group_tokens);
+        int64_t n_units = 0;
+        if (n_groups) {
+            each_shared(n_groups, [&](const Unit& u) { units[n_units++] = u; });
+        }
+        int64_t n_shared = n_units;
+        each_private([&](const Unit& u) { units[n_units++] = u; });
+        shared_items = cut(0, n_shared, 0);
+        n_items = cut(n_shared, n_units, shared_items);
+        lay_out(n_groups, n_shared, n_units);
+    }
 
     void run() {
-        int64_t n_units = 0, n_segments = 0, total = 0;
-        each_unit([&](const Unit& u) {
-            n_units += 1;
-            n_segments += u.n_segments;
-            total += cost(u) * u.n_segments;
-        });
-        if (n_units == 0) return;
-        int64_t target = call.threads > 1 ? total / (call.threads * 4) : total;
-        int64_t unit_bytes = padded(n_units * (int64_t)sizeof(Unit));
-        char* plan = (char*)scratch(SCRATCH_PLAN, unit_bytes + n_segments * (int64_t)sizeof(Item));
-        if (!plan) __builtin_trap();
-        units = (Unit*)plan;
-        items = (Item*)(plan + unit_bytes);
-        int64_t n_items = 0, floats = 0;
-        n_units = 0;
-        each_unit([&](const Unit& u) {
-            int64_t per_item = target / cost(u) > 1 ? target / cost(u) : 1;
-            int64_t parts = ceil_div(u.n_segments, per_item);
-            for (int64_t i = 0; i < parts; ++i)
-                items[n_items++] = {(int)n_units, (int)(u.n_segments * i / parts), (int)(u.n_segments * (i + 1) / parts)};
-            Unit& kept = units[n_units++];
-            kept = u;
-            kept.pending = (int)parts;
-            if (parts > 1) floats += (int64_t)u.n_segments * u.n_tokens * group * record();
-        });
-        float* partial = floats ? (float*)scratch(SCRATCH_PARTIAL, floats * 4) : nullptr;
-        if (floats && !partial) __builtin_trap();
-        for (int64_t i = 0; i < n_units; ++i) {
-            if (units[i].pending == 1) continue;
-            units[i].partial = partial;
-            partial += (int64_t)units[i].n_segments * units[i].n_tokens * group * record();
-        }
-        parallel_items(n_items, call.threads, body, this);
+        plan();
+        parallel_items(shared_items, call.threads, body, this);
+        items += shared_items;
+        parallel_items(n_items - shared_items, call.threads, body, this);
     }
+
+    static constexpr int PARTS = 4;     // items per thread to aim at
+
+    // Cuts units [from, to) into items; returns the number of all items then.
+    int64_t cut(int64_t from, int64_t to, int64_t n_items) {
+        int64_t all = 0;
+        for (int64_t i = from; i < to; ++i) all += cost(units[i]) * (units[i].last_segment - units[i].first_segment);
+        int64_t target = call.threads > 1 ? all / (call.threads * PARTS) : all;
+        for (int64_t i = from; i < to; ++i) {
+            Unit& u = units[i];
+            int64_t n = u.last_segment - u.first_segment, size = cost(u) * n;
+            int64_t parts = target ? size / target : n;
+            if (n * n_records(u) * record * 4 > MAX_PARTIAL) parts = 1;
+            parts = parts < 1 ? 1 : parts > n ? n : parts;
+            u.pending = (int)parts;
+            for (int64_t p = 0; p < parts; ++p)
+                items[n_items++] = {(int)i, u.first_segment + (int)(n * p / parts),
+                                    u.first_segment + (int)(n * (p + 1) / parts)};
+        }
+        return n_items;
+    }
+
+    // Memory for partial results. The units of a group write where its members read.
+    void lay_out(int n_groups, int64_t n_shared, int64_t n_units) {
+        for (int64_t i = 0; i < n_shared; ++i)
+            if (units[i].pending > 1) groups[units[i].group].n_records = groups[units[i].group].n_segments;
+        Carver memory = {nullptr, 0};
+        for (int pass = 0; pass < 2; ++pass) {
+            memory = {pass && memory.used ? (char*)scratch(SCRATCH_PARTIAL, memory.used) : nullptr, 0};
+            for (int g = 0; g < n_groups; ++g)
+                memory.take(groups[g].records, call.n_kv_heads * groups[g].n_records * stride(groups[g]));
+            for (int64_t i = 0; i < n_units; ++i) {
+                Unit& u = units[i];
+                if (u.group >= 0) {
+                    const Group& g = groups[u.group];
+                    u.partial = g.records + u.kv_head * g.n_records * stride(g) + u.first_token * group_heads * record;
+                    u.stride = g.n_records > 1 ? stride(g) : 0;
+                } else if (u.pending > 1) {
+                    u.stride = n_records(u) * record;
+                    memory.take(u.partial, u.stride * (u.last_segment - u.first_segment));
+                }
+            }
+            if (pass && memory.used && !memory.base) __builtin_trap();
+        }
+    }
+
+    // Floats of one record of every query of the group.
+    int64_t stride(const Group& g) const { return (int64_t)g.n_tokens * group_heads * record; }
 };
 
 template <typename T>

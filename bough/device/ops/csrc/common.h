@@ -8,10 +8,13 @@
 
 typedef uint16_t bf16;
 
-enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1 };
+// The first two are computed in; all of them can be what the KV pool holds.
+enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2, BOUGH_INT8 = 3 };
 
-// One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim];
-// page_table: [*, table_stride] locs; rows, seq_len: [n_rows]; q_start: [n_rows + 1] token offsets.
+// One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim] of kv_dtype;
+// k_scale, v_scale: [cells, n_kv_heads] for int8, else null; page_table: [*, table_stride] locs; rows, seq_len:
+// [n_rows]; q_start: [n_rows + 1] token offsets. Group g: the rows of the batch group_rows[group_start[g] ..
+// group_start[g + 1]) have their first group_tokens[g] locs in common, all of them before their new tokens.
 struct AttentionCall {
     const void* q;
     const void* k;
@@ -21,6 +24,11 @@ struct AttentionCall {
     const int32_t* rows;
     const int32_t* q_start;
     const int32_t* seq_len;
+    const float* k_scale;
+    const float* v_scale;
+    const int32_t* group_start;
+    const int32_t* group_rows;
+    const int32_t* group_tokens;
     int64_t table_stride;
     int n_rows;
     int n_heads;
@@ -28,10 +36,12 @@ struct AttentionCall {
     int head_dim;
     float scale;
     int threads;
+    int kv_dtype;
+    int n_groups;
 };
 
 // One call of rotary embedding and KV write. qkv: [T, (n_heads + 2 n_kv_heads) * head_dim];
-// cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim].
+// cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim]; k, v, k_scale and v_scale as for attention.
 struct RopeCall {
     const void* qkv;
     const float* cos_sin;
@@ -39,12 +49,118 @@ struct RopeCall {
     const int32_t* out_loc;
     void* k;
     void* v;
+    float* k_scale;
+    float* v_scale;
     void* q;
     int n_tokens;
     int n_heads;
     int n_kv_heads;
     int head_dim;
     int rotary_dim;
+    int threads;
+    int kv_dtype;
+};
+
+// One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
+// logit; top_k = vocab, top_p = 1 and least_z = -inf keep every token; least_z bounds (logit - largest) / temperature.
+struct SampleCall {
+    const void* logits;
+    const int64_t* best;
+    const float* temperature;
+    const int64_t* top_k;
+    const double* top_p;
+    const double* least_z;
+    const uint64_t* seeds;
+    const int64_t* positions;
+    int64_t* out;
+    int64_t n;
+    int64_t vocab;
+    int threads;
+};
+
+// One call of log-probabilities of n rows of logits [n, vocab]: of tokens [n], of the ids asked [n_asked] and of the
+// n_top likeliest. ranks [n] count from 1.
+struct LogprobCall {
+    const void* logits;
+    const int64_t* tokens;
+    const int64_t* asked;
+    float* chosen;
+    int64_t* ranks;
+    int64_t* top_ids;
+    float* top;
+    float* asked_out;
+    int64_t n;
+    int64_t vocab;
+    int64_t n_top;
+    int64_t n_asked;
+    int threads;
+};
+
+// How a packed weight holds the values of W [n_out, n_in].
+enum LinearKind {
+    LINEAR_BF16 = 0,      // bf16, in pairs
+    LINEAR_INT8 = 1,      // (q - 128) * scale, q of 8 bits, a float scale for each output
+    LINEAR_Q8 = 2,        // (q - 128) * scale, an fp16 scale for each group
+    LINEAR_Q4 = 3,        // (q - 8) * scale, q of 4 bits
+    LINEAR_Q4_MIN = 4,    // q * scale + minimum, both fp16 for each group
+    LINEAR_Q4_ZERO = 5,   // (q - zero) * scale, both fp16 for each group
+    LINEAR_Q4_K = 6,      // q * (d * scale) - dmin * minimum; fp16 d, dmin for 256 inputs, 8-bit scale, minimum for 32
+    LINEAR_Q6_K = 7,      // (q - 32) * (d * scale); q in 8 bits, fp16 d for 256 inputs, signed 8-bit scale for 16
+    LINEAR_KINDS = 8,
+};
+
+// One packed weight. Outputs come in panels of 16, inputs in words of 4 bytes (2 bf16, 4 8-bit or 8 4-bit values);
+// the last panel, the last word and the last 32 inputs are padded with anything:
+//   weight  uint32 [n_panels][words][16]. Word w of 4 bits, of the four of each 32 inputs, holds in the low half of
+//           its byte b input 4 w + b, in the high half input 16 + 4 w + b.
+//   scale   INT8: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
+//           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][n_in / 256][2][16] d and dmin. Q6_K: fp16
+//           [n_panels][n_in / 256][16] d.
+//   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
+//           scales of the first and the second 16 inputs. Else null.
+struct PackedLinear {
+    const uint32_t* weight;
+    const void* scale;
+    const void* sub;
+    const float* bias;    // [n_out] or null
+    int64_t n_in;
+    int64_t n_out;
+    int kind;
+    int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
+};
+
+// One layer for layer_stack. What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
+constexpr int MOST_PARTS = 3;
+struct LinearParts {
+    const PackedLinear* part[MOST_PARTS];
+    int64_t count;
+};
+struct StackLayer {
+    const void* attention_norm;
+    const void* mlp_norm;
+    LinearParts qkv, out, gate_up, down;
+    void* k;
+    void* v;
+    float* k_scale;
+    float* v_scale;
+};
+
+// One call of all layers for the T <= MOST_STACK_TOKENS tokens of `rope`, whose k and v are the layers'. `embedded`
+// and `hidden`, the normed result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
+constexpr int MOST_STACK_TOKENS = 64;
+struct StackCall {
+    const StackLayer* layers;
+    const void* final_norm;
+    const void* embedded;
+    void* hidden;
+    void* x;
+    void* act;
+    RopeCall rope;
+    AttentionCall attention;
+    int64_t n_layers;
+    int64_t hidden_size;
+    int64_t intermediate_size;
+    float eps;
     int threads;
 };
 
@@ -58,8 +174,16 @@ struct KernelTable {
     void (*rope_kv_write[2])(const RopeCall& call);
     void (*paged_attention[2])(const AttentionCall& call);
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
+    void (*apply_bitmask[2])(void* logits, const int32_t* masks, const int64_t* rows, int64_t n, int64_t vocab,
+                             int threads);
+    void (*sample[2])(const SampleCall& call);
+    void (*logprobs[2])(const LogprobCall& call);
     void (*linear)(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n_in,
                    int64_t n_out, int threads);
+    void (*packed_linear[2])(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows,
+                             int threads);
+    void (*layer_stack)(const StackCall& call);    // bfloat16
+    void (*packed_rows[2])(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads);
 };
 
 typedef void (*Body)(void* context, int64_t item);
@@ -68,7 +192,11 @@ typedef void (*Body)(void* context, int64_t item);
 // handed out one by one, so no kernel may let its result depend on who computes what.
 void parallel_items(int64_t n, int threads, Body body, void* context);
 
+// Calls body(context, index, n) on n <= `threads` threads of the same runtime, all at once, with indices 0 .. n-1.
+typedef void (*TeamBody)(void* context, int index, int n);
+void parallel_team(int threads, TeamBody body, void* context);
+
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
-enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_COUNT = 3 };
+enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5, SCRATCH_COUNT = 6 };
 void* scratch(int which, int64_t bytes);

@@ -13,6 +13,9 @@ extern const KernelTable kernels_avx2;
 #if defined(BOUGH_WITH_AVX512)
 extern const KernelTable kernels_avx512;
 #endif
+#if defined(BOUGH_WITH_AVX512VNNI)
+extern const KernelTable kernels_avx512vnni;
+#endif
 #if defined(BOUGH_WITH_AVX512BF16)
 extern const KernelTable kernels_avx512bf16;
 #endif
@@ -26,7 +29,7 @@ struct Choice {
 };
 
 // The instruction sets other than generic are left out of the build where the compiler does not know them.
-constexpr int MAX_CHOICES = 4;
+constexpr int MAX_CHOICES = 5;
 Choice choices[MAX_CHOICES];
 int n_choices = 0;
 const KernelTable* table = nullptr;
@@ -40,13 +43,17 @@ int detect() {
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    bool dot = avx512 && __builtin_cpu_supports("avx512bf16");
+    bool bytes = avx512 && __builtin_cpu_supports("avx512vnni");
+    bool dot = bytes && __builtin_cpu_supports("avx512bf16");
     (void)dot;
 #if defined(BOUGH_WITH_AVX2)
     choices[n_choices++] = {"avx2", &kernels_avx2, avx2};
 #endif
 #if defined(BOUGH_WITH_AVX512)
     choices[n_choices++] = {"avx512", &kernels_avx512, avx512};
+#endif
+#if defined(BOUGH_WITH_AVX512VNNI)
+    choices[n_choices++] = {"avx512vnni", &kernels_avx512vnni, bytes};
 #endif
 #if defined(BOUGH_WITH_AVX512BF16)
     choices[n_choices++] = {"avx512bf16", &kernels_avx512bf16, dot};
@@ -63,7 +70,9 @@ const int detected = detect();
 // The entry point of the OpenMP runtimes of GCC and LLVM; Python passes the one that torch has loaded, so that both
 // share one pool of threads. Without it everything runs on the calling thread.
 typedef void (*Region)(void (*body)(void*), void* context, unsigned threads, unsigned flags);
+typedef int (*Place)();
 Region region = nullptr;
+Place thread_index = nullptr, thread_count = nullptr;
 
 struct Job {
     int64_t next, n;
@@ -112,10 +121,29 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
         take_items(&job);
 }
 
+void parallel_team(int threads, TeamBody body, void* context) {
+    struct Start {
+        TeamBody body;
+        void* context;
+    } start = {body, context};
+    if (!region || threads <= 1) return body(context, 0, 1);
+    region(
+        [](void* p) {
+            const Start& s = *(const Start*)p;
+            s.body(s.context, thread_index(), thread_count());
+        },
+        &start, (unsigned)threads, 0);
+}
+
 // Digest of the sources that this library was built from.
 EXPORT const char* bough_source() { return BOUGH_SOURCE; }
 
-EXPORT void bough_set_region(Region function) { region = function; }
+// Where a parallel region begins, and what a thread asks of its place in one.
+EXPORT void bough_set_region(Region function, Place index, Place count) {
+    region = function;
+    thread_index = index;
+    thread_count = count;
+}
 
 EXPORT const char* bough_isa() { return choices[chosen].name; }
 
@@ -162,7 +190,28 @@ EXPORT void bough_argmax(int dtype, const void* logits, int64_t* out, int64_t ro
     table->argmax[dtype](logits, out, rows, vocab, threads);
 }
 
+EXPORT void bough_apply_bitmask(int dtype, void* logits, const int32_t* masks, const int64_t* rows, int64_t n,
+                                int64_t vocab, int threads) {
+    table->apply_bitmask[dtype](logits, masks, rows, n, vocab, threads);
+}
+
+EXPORT void bough_sample(int dtype, const SampleCall* call) { table->sample[dtype](*call); }
+
+EXPORT void bough_logprobs(int dtype, const LogprobCall* call) { table->logprobs[dtype](*call); }
+
 EXPORT void bough_linear(const float* x, const float* packed, const float* bias, float* out, int64_t rows,
                          int64_t n_in, int64_t n_out, int threads) {
     table->linear(x, packed, bias, out, rows, n_in, n_out, threads);
+}
+
+EXPORT void bough_packed_linear(int dtype, const PackedLinear* l, const void* x, void* out, int64_t out_stride,
+                                int64_t rows, int threads) {
+    table->packed_linear[dtype](*l, x, out, out_stride, rows, threads);
+}
+
+EXPORT void bough_layer_stack(const StackCall* call) { table->layer_stack(*call); }
+
+EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* ids, int64_t n, void* out,
+                              int threads) {
+    table->packed_rows[dtype](*l, ids, n, out, threads);
 }

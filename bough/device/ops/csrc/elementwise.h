@@ -2,7 +2,7 @@
 // order of every sum depends only on the row's own length.
 #pragma once
 
-#include "vec.h"
+#include "cells.h"
 
 namespace {
 
@@ -12,6 +12,7 @@ constexpr int64_t SERIAL_ELEMENTS = 16384;
 // Calls run(row) for rows 0 .. n-1, in parallel if there is enough to do.
 template <typename Run>
 void for_rows(int64_t n, int64_t elements_per_row, int threads, const Run& run) {
+    if (n == 0) return;
     if (n * elements_per_row <= SERIAL_ELEMENTS) threads = 1;
     struct Context {
         const Run* run;
@@ -53,6 +54,14 @@ INLINE void scale_by_weight(const T* x, float factor, const T* weight, T* out, i
     for (; i < dim; ++i) store_one(out + i, rounded(widen(x[i]) * factor, out) * widen(weight[i]));
 }
 
+// r += x
+template <typename T>
+INLINE void add_row(const T* x, T* r, int64_t dim) {
+    int64_t i = 0;
+    for (; i + WIDTH <= dim; i += WIDTH) store(r + i, load(x + i) + load(r + i));
+    for (; i < dim; ++i) store_one(r + i, widen(x[i]) + widen(r[i]));
+}
+
 template <typename T>
 void rms_norm(const void* x_, const void* weight_, void* out_, int64_t rows, int64_t dim, float eps, int threads) {
     const T *x = (const T*)x_, *weight = (const T*)weight_;
@@ -69,11 +78,8 @@ void add_rms_norm(const void* x_, void* residual_, const void* weight_, void* ou
     const T *x = (const T*)x_, *weight = (const T*)weight_;
     T *residual = (T*)residual_, *out = (T*)out_;
     for_rows(rows, dim, threads, [=](int64_t row) {
-        const T* from = x + row * dim;
         T* r = residual + row * dim;
-        int64_t i = 0;
-        for (; i + WIDTH <= dim; i += WIDTH) store(r + i, load(from + i) + load(r + i));
-        for (; i < dim; ++i) store_one(r + i, widen(from[i]) + widen(r[i]));
+        add_row(x + row * dim, r, dim);
         scale_by_weight(r, inverse_rms(r, dim, eps), weight, out + row * dim, dim);
     });
 }
@@ -83,16 +89,21 @@ INLINE vf silu(vf x) {
     return x / (splat(1.0f) + exp2v(power));
 }
 
+// to = silu(gate) * up
+template <typename T>
+INLINE void silu_mul_row(const T* gate, const T* up, T* to, int64_t dim) {
+    int64_t i = 0;
+    for (; i + WIDTH <= dim; i += WIDTH) store(to + i, rounded(silu(load(gate + i)), to) * load(up + i));
+    for (; i < dim; ++i) store_one(to + i, rounded(silu(splat(widen(gate[i])))[0], to) * widen(up[i]));
+}
+
 template <typename T>
 void silu_mul(const void* x_, void* out_, int64_t rows, int64_t dim, int threads) {
     const T* x = (const T*)x_;
     T* out = (T*)out_;
     for_rows(rows, 2 * dim, threads, [=](int64_t row) {
-        const T *gate = x + row * 2 * dim, *up = gate + dim;
-        T* to = out + row * dim;
-        int64_t i = 0;
-        for (; i + WIDTH <= dim; i += WIDTH) store(to + i, rounded(silu(load(gate + i)), to) * load(up + i));
-        for (; i < dim; ++i) store_one(to + i, rounded(silu(splat(widen(gate[i])))[0], to) * widen(up[i]));
+        const T* gate = x + row * 2 * dim;
+        silu_mul_row(gate, gate + dim, out + row * dim, dim);
     });
 }
 
@@ -113,21 +124,36 @@ INLINE void rotate(const T* from, const float* cosine, const float* sine, T* to,
     memcpy(to + 2 * half, from + 2 * half, sizeof(T) * (dim - 2 * half));
 }
 
+// Heads larger than this are written in the type of the queries only.
+constexpr int MAX_HEAD_DIM = 512;
+
+// Token t, one key-value head and the query heads that read it: rotates them and writes the cell.
+template <typename T>
+void rotate_group(const RopeCall& c, int64_t t, int kv_head) {
+    const int64_t dim = c.head_dim, q_size = c.n_heads * dim, kv_size = c.n_kv_heads * dim;
+    const int half = c.rotary_dim / 2, group = c.n_heads / c.n_kv_heads;
+    const T* from = (const T*)c.qkv + t * (q_size + 2 * kv_size);
+    const float* cosine = c.cos_sin + (int64_t)c.positions[t] * c.rotary_dim;
+    const int64_t cell = (int64_t)c.out_loc[t] * c.n_kv_heads + kv_head;
+    for (int h = kv_head * group; h < (kv_head + 1) * group; ++h)
+        rotate(from + h * dim, cosine, cosine + half, (T*)c.q + t * q_size + h * dim, half, (int)dim);
+    const T *key = from + q_size + kv_head * dim, *value = key + kv_size;
+    if (c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)) {
+        rotate(key, cosine, cosine + half, (T*)c.k + cell * dim, half, (int)dim);
+        memcpy((T*)c.v + cell * dim, value, sizeof(T) * dim);
+        return;
+    }
+    T rotated[MAX_HEAD_DIM];
+    rotate(key, cosine, cosine + half, rotated, half, (int)dim);
+    write_cell(c.kv_dtype, rotated, c.k, c.k_scale, cell, (int)dim);
+    write_cell(c.kv_dtype, value, c.v, c.v_scale, cell, (int)dim);
+}
+
 template <typename T>
 void rope_kv_write(const RopeCall& c) {
-    const int64_t dim = c.head_dim, q_size = c.n_heads * dim, kv_size = c.n_kv_heads * dim;
-    const int half = c.rotary_dim / 2;
-    const RopeCall* call = &c;
-    for_rows(c.n_tokens, q_size + 2 * kv_size, c.threads, [=](int64_t t) {
-        const T* from = (const T*)call->qkv + t * (q_size + 2 * kv_size);
-        const float* cosine = call->cos_sin + (int64_t)call->positions[t] * call->rotary_dim;
-        int64_t cell = (int64_t)call->out_loc[t] * kv_size;
-        T *q = (T*)call->q + t * q_size, *k = (T*)call->k + cell, *v = (T*)call->v + cell;
-        for (int h = 0; h < call->n_heads; ++h)
-            rotate(from + h * dim, cosine, cosine + half, q + h * dim, half, (int)dim);
-        for (int h = 0; h < call->n_kv_heads; ++h)
-            rotate(from + q_size + h * dim, cosine, cosine + half, k + h * dim, half, (int)dim);
-        memcpy(v, from + q_size + kv_size, sizeof(T) * kv_size);
+    const int64_t size = (int64_t)(c.n_heads + 2 * c.n_kv_heads) * c.head_dim;
+    for_rows(c.n_tokens, size, c.threads, [&c](int64_t t) {
+        for (int head = 0; head < c.n_kv_heads; ++head) rotate_group<T>(c, t, head);
     });
 }
 

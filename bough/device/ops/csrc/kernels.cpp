@@ -2,6 +2,9 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "linear.h"
+#include "sampling.h"
+#include "stack.h"
 
 namespace {
 
@@ -46,5 +49,11 @@ extern const KernelTable BOUGH_TABLE = {
     {rope_kv_write<float>, rope_kv_write<bf16>},
     {paged_attention<float>, paged_attention<bf16>},
     {argmax<float>, argmax<bf16>},
+    {apply_bitmask<float>, apply_bitmask<bf16>},
+    {sample<float>, sample<bf16>},
+    {logprobs<float>, logprobs<bf16>},
     linear,
+    {packed_linear<float>, packed_linear<bf16>},
+    layer_stack<bf16>,
+    {packed_rows<float>, packed_rows<bf16>},
 };

@@ -79,11 +79,15 @@ INLINE bf16 narrow_bf16(float x) {
 }
 
 INLINE vh narrow_bf16(vf x) {
+#if defined(__AVX512BF16__)
+    return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
     vu bits = (vu)x;
     vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     vu nan = (bits >> 16) | 0x40;
     vu unordered = (vu)(x != x);
     return __builtin_convertvector((rounded & ~unordered) | (nan & unordered), vh);
+#endif
 }
 
 INLINE void store(float* p, vf x) { storef(p, x); }
@@ -180,6 +184,62 @@ INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
     acc = fma((vf)(a << 16), (vf)(pair << 16), acc);
     return fma((vf)(a & 0xffff0000u), (vf)(pair & 0xffff0000u), acc);
 #endif
+}
+
+// acc + w.0 * a.0 + w.1 * a.1 + w.2 * a.2 + w.3 * a.3 per lane, with unsigned bytes w and signed bytes a; exact.
+INLINE vi dot_bytes(vi acc, vu w, uint32_t a) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)a));
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+    // vpmaddubsw would saturate: bytes 0 and 2, then 1 and 3, as 16-bit pairs.
+    vu even = w & 0x00ff00ffu, odd = (w >> 8) & 0x00ff00ffu;
+#if defined(__AVX512BW__)
+    __m512i four = _mm512_set1_epi32((int)a);
+    vi x = (vi)_mm512_madd_epi16((__m512i)even, _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8));
+    vi y = (vi)_mm512_madd_epi16((__m512i)odd, _mm512_srai_epi16(four, 8));
+#else
+    __m256i four = _mm256_set1_epi32((int)a);
+    vi x = (vi)_mm256_madd_epi16((__m256i)even, _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8));
+    vi y = (vi)_mm256_madd_epi16((__m256i)odd, _mm256_srai_epi16(four, 8));
+#endif
+    return acc + (x + y);
+#else
+    vi byte = (vi)(w & 0xffu) * (int32_t)(int8_t)a + (vi)((w >> 8) & 0xffu) * (int32_t)(int8_t)(a >> 8);
+    return acc + byte + (vi)((w >> 16) & 0xffu) * (int32_t)(int8_t)(a >> 16) + (vi)(w >> 24) * (int32_t)(int8_t)(a >> 24);
+#endif
+}
+
+INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+// Widens WIDTH fp16 values, exactly.
+INLINE vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#else
+    vh x;
+    memcpy(&x, p, sizeof x);
+    vu bits = __builtin_convertvector(x, vu);
+    // Exponent and fraction move up; the product mends the bias and normalises what was subnormal.
+    vf size = (vf)((bits & 0x7fffu) << 13) * splat(5.192296858534828e33f);
+    vi special = (vi)((bits & 0x7c00u) == 0x7c00u);
+    size = select(special, (vf)((vu)size | 0x7f800000u), size);
+    return (vf)((vu)size | ((bits & 0x8000u) << 16));
+#endif
+}
+
+// Widens WIDTH bytes to float.
+INLINE vf load_bytes(const uint8_t* p) {
+    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
+    vb x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+}
+
+INLINE vf load_bytes(const int8_t* p) {
+    typedef int8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
+    vb x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
 }
 
 // Transposes WIDTH rows of `n` <= WIDTH words: to[word * stride + row] = rows[row][word].

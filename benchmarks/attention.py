@@ -1,0 +1,169 @@
+"""Paged attention of the kernels that this machine uses, beside gathering the cells and torch's own attention.
+
+    python benchmarks/attention.py --output benchmarks/results/attention.json
+
+Times are medians in microseconds of one layer; layers rotate over more memory than the caches hold, as in a model.
+``gbs`` counts the KV that a row has to read (once for all that share it), ``gflops`` what causality leaves to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bough.bench.machine import facts
+from bough.device.ops.cells import Cells
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.registry import Ops, resolve_ops
+from bough.models.base import KVShape
+from bough.worker.build import KV_DTYPES
+from bough.worker.kv_pool import KVPool
+
+Tensor = torch.Tensor
+
+HEADS = {"smollm2-135m": (9, 3, 64), "llama-1b": (32, 8, 64), "llama-8b": (32, 8, 128)}
+ROTATED_BYTES = 128 << 20
+
+
+@dataclass
+class Problem:
+    """``n_rows`` rows of ``length`` tokens, the last ``new`` of which are computed, the first ``shared`` in common."""
+
+    heads: tuple[int, int, int]
+    n_rows: int
+    length: int
+    new: int = 1
+    shared: int = 0
+    kv_dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.shared + self.n_rows * (self.length - self.shared)
+
+    def gflop(self) -> float:
+        n_heads, _, dim = self.heads
+        pairs = self.new * self.length - self.new * (self.new - 1) // 2
+        return 4e-9 * n_heads * dim * pairs * self.n_rows
+
+
+class Bench:
+    """The tensors of one problem, shuffled over a pool of several layers."""
+
+    def __init__(self, problem: Problem, ops: Ops) -> None:
+        p, (n_heads, n_kv_heads, dim) = problem, problem.heads
+        self.problem, self.ops = problem, ops
+        token = KVShape(1, n_kv_heads, dim, p.kv_dtype).bytes_per_token
+        self.kv_bytes = p.kv_tokens * token
+        layers = min(30, -(-ROTATED_BYTES // self.kv_bytes))
+        pool = KVPool(KVShape(layers, n_kv_heads, dim, p.kv_dtype), p.n_rows * p.length, torch.device("cpu"))
+        self.layers: list[tuple[Cells, Cells]] = list(zip(pool.k, pool.v))
+        self.table = torch.arange(p.n_rows * p.length).view(p.n_rows, p.length).int()
+        self.table[:, : p.shared] = self.table[0, : p.shared]
+        self.q = torch.randn(p.n_rows * p.new, n_heads, dim).bfloat16()
+        values, locs = (
+            torch.randn(p.n_rows * p.length, (n_heads + 2 * n_kv_heads) * dim).bfloat16(),
+            self.table.flatten(),
+        )
+        turn = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), -1)
+        for k, v in self.layers:
+            ops.rope_kv_write(values, turn, torch.zeros_like(locs), locs, k, v, n_heads, n_kv_heads, dim)
+        self.rows = torch.arange(p.n_rows).int()
+        self.q_start = torch.arange(p.n_rows + 1).int() * p.new
+        self.seq_len = torch.full((p.n_rows,), p.length).int()
+
+    def kernel(self, layer: int, groups: SharedGroups | None = None) -> Tensor:
+        k, v = self.layers[layer]
+        scale = self.problem.heads[2] ** -0.5
+        return self.ops.paged_attention(self.q, k, v, self.table, self.rows, self.q_start, self.seq_len, scale, groups)
+
+    def gathered(self, layer: int) -> Tensor:
+        """Every row's cells copied out and given to torch, row by row."""
+        k, v = self.layers[layer]
+        assert isinstance(k, Tensor) and isinstance(v, Tensor)
+        p, outs = self.problem, []
+        seen = torch.arange(p.length) <= torch.arange(p.length - p.new, p.length)[:, None] if p.new > 1 else None
+        for i, locs in enumerate(self.table):
+            q = self.q[i * p.new : (i + 1) * p.new].transpose(0, 1)[None]
+            kv = (cells[locs].transpose(0, 1)[None] for cells in (k, v))
+            outs.append(torch.nn.functional.scaled_dot_product_attention(q, *kv, attn_mask=seen, enable_gqa=True)[0])
+        return torch.cat(outs, 1).transpose(0, 1)
+
+    def group(self) -> SharedGroups:
+        n = self.problem.n_rows
+        return SharedGroups(torch.tensor([0, n]).int(), self.rows, torch.tensor([self.problem.shared]).int())
+
+    def time(self, run: Callable[[int], Tensor], seconds: float) -> float:
+        """Median microseconds."""
+        times: list[float] = []
+        end, i = time.perf_counter() + seconds, 0
+        while len(times) < 5 or time.perf_counter() < end:
+            begin = time.perf_counter()
+            run(i % len(self.layers))
+            times.append(time.perf_counter() - begin)
+            i += 1
+        return statistics.median(times[1:]) * 1e6
+
+    def figures(self, us: float) -> dict[str, float]:
+        return {
+            "us": round(us, 1),
+            "gbs": round(self.kv_bytes / us / 1e3, 1),
+            "gflops": round(self.problem.gflop() / us * 1e6, 1),
+        }
+
+
+def measure(problem: Problem, ops: Ops, seconds: float, gather: bool = True) -> dict[str, Any]:
+    bench = Bench(problem, ops)
+    found: dict[str, Any] = {
+        "heads": list(problem.heads), "rows": problem.n_rows, "length": problem.length, "new": problem.new,
+        "kv_dtype": str(problem.kv_dtype).removeprefix("torch."),
+    }  # fmt: skip
+    found["kernel"] = bench.figures(bench.time(bench.kernel, seconds))
+    if problem.shared:
+        group = bench.group()
+        found["shared"] = problem.shared
+        found["cascade"] = bench.figures(bench.time(lambda layer: bench.kernel(layer, group), seconds))
+        assert torch.equal(bench.kernel(0, group), bench.kernel(0))
+    if gather:
+        found["gather_sdpa"] = bench.figures(bench.time(bench.gathered, seconds))
+        error = (bench.kernel(0).float() - bench.gathered(0).float()).abs().max()
+        assert error < 0.05, error
+    shown = {name: value["us"] for name, value in found.items() if isinstance(value, dict)}
+    print({k: v for k, v in found.items() if not isinstance(v, dict)}, shown, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(arguments.threads)
+    ops, s = resolve_ops("auto"), arguments.seconds
+    small = HEADS["smollm2-135m"]
+    decode = [measure(Problem(small, b, t), ops, s) for b in (1, 4, 16, 64) for t in (256, 1024, 4096) if b * t < 2e5]
+    decode += [measure(Problem(heads, b, 2048), ops, s) for heads in list(HEADS.values())[1:] for b in (1, 8)]
+    decode += [measure(Problem(small, 16, 1024, kv_dtype=t), ops, s, False) for t in KV_DTYPES.values()]
+    extend = [measure(Problem(small, 1, n, n), ops, s) for n in (256, 512, 2048)]
+    extend += [measure(Problem(small, 1, 2048, n), ops, s) for n in (16, 128, 512)]
+    extend += [measure(Problem(HEADS["llama-8b"], 1, 2048, 512), ops, s)]
+    cascade = [measure(Problem(small, b, 1580, 1, 1500), ops, s, False) for b in (2, 4, 16, 64)]
+    result = {
+        "benchmark": "attention", "machine": facts(), "kernels": ops.reason, "threads": arguments.threads,
+        "decode": decode, "extend": extend, "cascade": cascade,
+    }  # fmt: skip
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

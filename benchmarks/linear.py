@@ -1,0 +1,152 @@
+"""Linear layers alone: our kernels beside oneDNN's and torch's, and beside what the machine can read and multiply.
+
+    python benchmarks/linear.py [--output FILE] [--threads N] [--rows LIST] [--shapes LIST] [--kinds LIST]
+
+Each figure is the fastest of repeated calls; the calls take turns over copies of the weight that together exceed the
+last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bough.bench.machine import facts
+from bough.device.ops.packed import PAIRED, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
+from bough.device.ops.registry import Ops, resolve_ops
+
+Tensor = torch.Tensor
+Multiply = Callable[[Tensor], Tensor]
+
+SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
+KINDS = ("onednn", "bf16", "int8", "q8", "q4", "q4_min", "torch int8", "torch int4")
+CACHE_BYTES = 80 << 20
+SECONDS = 0.15
+"""Of repeating each measurement."""
+
+
+def fastest(calls: list[Callable[[], Any]], seconds: float = SECONDS) -> float:
+    """Seconds of the fastest call, all of them taken in turns."""
+    for call in calls:
+        call()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for call in calls:
+            start = time.perf_counter()
+            call()
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def limits() -> dict[str, float]:
+    """GB/s of reading, GFLOP/s of bfloat16 and GOP/s of int8 products, all by torch."""
+    big = torch.ones(64 << 20)
+    read = big.nbytes / fastest([lambda: big.sum()], 1.0) / 1e9
+    n = 2048
+    x, w = torch.randn(n, n).bfloat16(), torch.randn(n, n).bfloat16()
+    packed = torch.ops.mkldnn._reorder_linear_weight(w, n)
+    bf16 = 2 * n**3 / fastest([lambda: onednn(packed, x)], 1.0) / 1e9
+    a, b = torch.ones(n, n, dtype=torch.int8), torch.ones(n, n, dtype=torch.int8)
+    int8 = 2 * n**3 / fastest([lambda: torch._int_mm(a, b)], 1.0) / 1e9
+    return {"read_gb_s": read, "bf16_gflop_s": bf16, "int8_gop_s": int8}
+
+
+def onednn(packed: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    return out
+
+
+def contestant(kind: str, ops: Ops, k: int, n: int) -> tuple[Callable[[], Multiply], int]:
+    """A function that makes another copy of the layer, and the bytes of its weight."""
+    weight = (torch.randn(n, k) * 0.02).bfloat16()
+    if kind == "onednn":
+        return lambda: partial(onednn, torch.ops.mkldnn._reorder_linear_weight(weight, 16)), weight.nbytes
+    if kind == "torch int8":
+        q, scale = torch.zeros(n, k, dtype=torch.int8), torch.ones(n).bfloat16()
+        return lambda: _weight_only(torch._weight_int8pack_mm, q.clone(), scale), q.nbytes
+    if kind == "torch int4":
+        q4 = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.zeros(n, k, dtype=torch.int32), 1)
+        scales = torch.ones(k // 32, n, 2).bfloat16()
+        mm = torch.ops.aten._weight_int4pack_mm_for_cpu
+        return lambda: partial(_int4, mm, q4.clone(), scales), q4.nbytes + scales.nbytes
+    packed = example(kind, weight)
+    return lambda: ops.packed_linear(copy(packed), None), packed.nbytes
+
+
+def _weight_only(mm: Any, q: Tensor, scale: Tensor) -> Multiply:
+    return lambda x: mm(x, q, scale)
+
+
+def _int4(mm: Any, q: Tensor, scales: Tensor, x: Tensor) -> Tensor:
+    out: Tensor = mm(x, q, 32, scales)
+    return out
+
+
+def example(kind: str, weight: Tensor) -> PackedWeight:
+    n, k = weight.shape
+    if kind == "bf16":
+        return pack_bf16(weight)
+    q = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    if kind == "int8":
+        return pack_int8(q, torch.ones(n))
+    packed = Kind[kind.upper()]
+    size = (n, k // 32, 2) if packed in PAIRED else (n, k // 32)
+    return pack_groups(packed, q, torch.ones(size).half())
+
+
+def copy(packed: PackedWeight) -> PackedWeight:
+    scale = None if packed.scale is None else packed.scale.clone()
+    return PackedWeight(packed.kind, packed.n_out, packed.n_in, packed.weight.clone(), scale, packed.sub, packed.group)
+
+
+def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[str, Any]]:
+    ops = resolve_ops("auto")
+    results = []
+    for shape in shapes:
+        k, n = map(int, shape.split("x"))
+        for kind in kinds:
+            make, nbytes = contestant(kind, ops, k, n)
+            layers = [make() for _ in range(max(1, min(256, CACHE_BYTES // nbytes)))]
+            for m in rows:
+                x = torch.randn(m, k).bfloat16()
+                seconds = fastest([partial(layer, x) for layer in layers])
+                row = {"shape": shape, "kind": kind, "rows": m, "us": seconds * 1e6, "gb_s": nbytes / seconds / 1e9,
+                       "gflop_s": 2 * m * n * k / seconds / 1e9}  # fmt: skip
+                results.append(row)
+            shown = "  ".join(f"{r['us']:.0f}us {r['gb_s']:.0f} {r['gflop_s']:.0f}" for r in results[-len(rows) :])
+            print(f"{shape:>10} {kind:10} {shown}", flush=True)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--shapes", default=",".join(SHAPES))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with torch.inference_mode():
+        found = limits()
+        print("  ".join(f"{name} {value:.0f}" for name, value in found.items()))
+        print(f"rows {arguments.rows}: microseconds, GB/s, GFLOP/s")
+        rows = [int(m) for m in arguments.rows.split(",")]
+        results = measure(arguments.shapes.split(","), arguments.kinds.split(","), rows)
+        found_after = limits()
+    if arguments.output:
+        whole = {"benchmark": "linear", "machine": facts(), "threads": arguments.threads, "limits": found,
+                 "limits_after": found_after, "results": results}  # fmt: skip
+        arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What rounding the weights costs in quality: perplexity of a fixed text, and how often the greedy choice stays.
+
+    python benchmarks/quality.py [MODEL] [--output FILE] [--document docs/quantization.md]
+
+Every way to hold the weights reads the same text in windows of 512 tokens. Its logits are compared with those of the
+model in bfloat16, position by position: perplexity, the share of positions whose most likely token is the same, and
+the mean Kullback-Leibler divergence in nats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bough.bench.machine import facts
+from bough.device.attention.base import AttentionBatch
+from bough.device.attention.paged import PagedAttention
+from bough.device.layers.context import LayerContext
+from bough.device.ops.registry import resolve_ops
+from bough.device.quant.scheme import resolve_scheme
+from bough.engine.text import load_text
+from bough.models.llama import Llama
+from bough.weights.fetch import resolve as fetch
+from bough.weights.loader import Checkpoint, open_checkpoint
+from bough.worker.kv_pool import KVPool
+
+TEXT = Path(__file__).parent / "data" / "word_problems.txt"
+WINDOW = 512
+WAYS = ("none", "auto", "int8", "int4")
+COLUMNS = ("weights", "perplexity", "against bf16", "same greedy token", "divergence")
+MARKS = "<!-- quality: begin -->", "<!-- quality: end -->"
+
+
+class Reader:
+    """A model whose logits of whole windows can be asked for."""
+
+    def __init__(self, checkpoint: Checkpoint, quantize: Any, n_ids: int) -> None:
+        ops, dtype, device = resolve_ops("auto"), torch.bfloat16, torch.device("cpu")
+        self._attention = PagedAttention(ops)
+        scheme = resolve_scheme(quantize, ops, dtype)
+        context = LayerContext(checkpoint, ops, scheme, self._attention, dtype, device)
+        self._model = Llama(checkpoint.config, context, n_ids, WINDOW + 1)
+        self._pool = KVPool(self._model.kv_shape, WINDOW, device)
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """[T] int32 -> [T, V] float32."""
+        n = len(ids)
+        span = torch.arange(n, dtype=torch.int32)
+        ends = torch.tensor([0, n], dtype=torch.int32)
+        row = torch.zeros(1, dtype=torch.int32)
+        table = torch.arange(WINDOW, dtype=torch.int32)[None]
+        self._attention.plan(AttentionBatch(table, row, ends, ends[1:], span, span))
+        return self._model.logits(self._model.forward(ids, self._pool.k, self._pool.v)).float()
+
+
+def windows(ids: list[int]) -> Iterator[torch.Tensor]:
+    for first in range(0, len(ids) - 1, WINDOW):
+        yield torch.tensor(ids[first : first + WINDOW], dtype=torch.int32)
+
+
+def measure(path: Path) -> list[dict[str, Any]]:
+    checkpoint = open_checkpoint(path)
+    tokenizer, _ = load_text(checkpoint.tokenizer_source)
+    ids = tokenizer.encode_plain(TEXT.read_text())
+    results = []
+    with torch.inference_mode():
+        exact = Reader(checkpoint, "none", tokenizer.vocab_size)
+        references = [exact.logits(window)[:-1].log_softmax(-1) for window in windows(ids)]
+        for way in WAYS:
+            reader = Reader(checkpoint, way, tokenizer.vocab_size)
+            loss = same = divergence = 0.0
+            n = 0
+            for window, reference in zip(windows(ids), references):
+                found = reader.logits(window)[:-1].log_softmax(-1)
+                targets = window[1:].long()[:, None]
+                n += len(targets)
+                loss -= float(found.gather(1, targets).double().sum())
+                same += float((found.argmax(-1) == reference.argmax(-1)).sum())
+                divergence += float((reference.exp() * (reference - found)).sum(-1).double().sum())
+            perplexity = float(torch.tensor(loss / n, dtype=torch.float64).exp())
+            results.append({
+                "weights": way, "tokens": n, "perplexity": perplexity, "same": same / n, "divergence": divergence / n,
+            })  # fmt: skip
+            print(results[-1], flush=True)
+    checkpoint.close()
+    return results
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    base = results[0]["perplexity"]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|--:|--:|--:|"]
+    for r in results:
+        name = "bfloat16 (`none`)" if r["weights"] == "none" else f"`{r['weights']}`"
+        cells = (
+            f"{r['perplexity']:.3f}",
+            f"{r['perplexity'] / base - 1:+.2%}",
+            f"{r['same']:.1%}",
+            f"{r['divergence']:.4f}",
+        )
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="GGUF file, folder or hub id; the embedded default model")
+    parser.add_argument("--output", type=Path, help="write the result here, as JSON")
+    parser.add_argument("--document", type=Path, help="put the table between the marks of this file")
+    arguments = parser.parse_args()
+    path = fetch(arguments.model, None)
+    results = measure(path)
+    print(table(results))
+    if arguments.output:
+        whole = {"benchmark": "quality", "machine": facts(), "model": path.stem, "results": results}
+        arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
+    if arguments.document:
+        text = arguments.document.read_text()
+        before, rest = text.split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        n = results[0]["tokens"]
+        shown = f"{path.stem}, {n} tokens:\n\n{table(results)}"
+        arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}")
+
+
+if __name__ == "__main__":
+    main()

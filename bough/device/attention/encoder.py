@@ -1,0 +1,44 @@
+"""Attention of encoders: every token of a sequence attends to all of them, and nothing is kept for later."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.device.attention.base import AttentionBatch
+from bough.device.ops.cells import Cells
+
+Tensor = torch.Tensor
+
+
+class EncoderAttention:
+    """An :class:`bough.device.attention.base.AttentionBackend` of steps that hold whole sequences; no KV pool."""
+
+    name = "encoder"
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+
+    @property
+    def batch(self) -> AttentionBatch:
+        if self._batch is None:
+            raise RuntimeError("forward before plan")
+        return self._batch
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._batch = batch
+        self._ends: list[int] = batch.q_start[1:-1].tolist()
+
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
+        """The queries [T, H, D] of ``qkv`` [T, 3 * H * D]; its keys and values are kept until ``forward``."""
+        heads = qkv.view(len(qkv), 3, n_heads, -1)
+        self._k, self._v = heads[:, 1], heads[:, 2]
+        return heads[:, 0]
+
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
+        """[T, H, D] attention within each sequence."""
+        parts = [torch.tensor_split(x.transpose(0, 1), self._ends, dim=1) for x in (q, self._k, self._v)]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        found = [
+            attend(queries[None], keys[None], values[None], scale=scale)[0] for queries, keys, values in zip(*parts)
+        ]
+        return torch.cat(found, dim=1).transpose(0, 1)

@@ -1,0 +1,198 @@
+// Linear layers on packed weights, for any number of rows.
+//
+// A kernel that is already running on several threads calls the parts itself:
+//
+//     PreparedRows rows = {(const uint32_t*)x, x_stride / 2};          // where is_prepared(l, x, x_stride), else
+//     prepare_rows(l, x, x_stride, n, buffer);                         // by one thread, or row by row by several
+//     PreparedRows rows = {buffer, prepared_stride(l)};                // buffer: prepared_bytes(l, n), 64-byte aligned
+//     ... barrier ...
+//     linear_slice(l, rows, n, n_begin, n_end, out, out_stride);       // by each thread, its outputs
+//
+// n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
+#pragma once
+
+#include "linear_tile.h"
+
+namespace {
+
+// out[rows, columns] of one tile, with bias, in the type of the output.
+template <typename T>
+INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, int rows, int64_t first, int columns,
+                        T* out, int64_t out_stride) {
+    for (int r = 0; r < rows; ++r) {
+        const float* from = tile + r * stride;
+        T* to = out + r * out_stride;
+        int i = 0;
+        for (; i + WIDTH <= columns; i += WIDTH) {
+            vf value = loadf(from + i);
+            if (l.bias) value += loadf(l.bias + first + i);
+            store(to + i, value);
+        }
+        for (; i < columns; ++i) store_one(to + i, l.bias ? from[i] + l.bias[first + i] : from[i]);
+    }
+}
+
+// P panels from `panel` on, for n rows, `BLOCK` at a time.
+template <typename Tile, int P, int BLOCK, typename T>
+void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, T* out,
+                    int64_t out_stride) {
+    const int64_t first = panel * PANEL;
+    const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
+    for (int64_t row = 0; row < n; row += BLOCK) {
+        int rows = (int)(n - row < BLOCK ? n - row : BLOCK);
+        float tile[BLOCK * P * PANEL];
+        if constexpr (BLOCK == 1)
+            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, tile);
+        else
+            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, tile);
+        finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
+    }
+}
+
+// What does not fill a pass is computed row by row: it is one panel at most but for bf16, and its code is not worth
+// compiling for every number of rows.
+template <typename Tile, typename T>
+void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, T* out,
+              int64_t out_stride) {
+    for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
+        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
+    if constexpr (Tile::PANELS > 2)
+        for (; panel + 2 <= end; panel += 2) rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
+    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, out, out_stride);
+}
+
+// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie.
+template <typename T>
+void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end, T* out,
+                  int64_t out_stride) {
+    int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
+    switch (l.kind) {
+        case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, out, out_stride);
+    }
+}
+
+// How the outputs and rows of a call are cut into items.
+template <typename T>
+struct PackedCall {
+    const PackedLinear& l;
+    const T* x;
+    T* out;
+    int64_t out_stride, rows;
+    PreparedRows prepared;
+    int64_t n_pairs, n_ranges, rows_per_item, row_blocks;
+
+    static void prepare(void* context, int64_t item) {
+        const PackedCall& c = *(const PackedCall*)context;
+        int64_t first = item * LINEAR_ROWS, left = c.rows - first;
+        prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, left < LINEAR_ROWS ? left : LINEAR_ROWS,
+                     (uint32_t*)c.prepared.row(first));
+    }
+
+    static void body(void* context, int64_t item) {
+        const PackedCall& c = *(const PackedCall*)context;
+        int64_t range = item / c.row_blocks, first = item % c.row_blocks * c.rows_per_item;
+        // Whole pairs of panels, which every kind multiplies in one pass.
+        int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
+        int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
+        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL,
+                     c.out + first * c.out_stride, c.out_stride);
+    }
+
+    void run(int threads) {
+        n_pairs = ceil_div(l.n_out, 2 * PANEL);
+        // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
+        // be worth the handing out: some 128 KB of weights per row block.
+        int64_t work = l.n_in * l.n_out / 65536 * ceil_div(rows, LINEAR_ROWS);
+        int64_t parts = work / threads;
+        parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
+        n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
+        rows_per_item = ceil_to(rows, LINEAR_ROWS);
+        row_blocks = 1;
+        if (work < threads) threads = 1;
+        if (is_prepared(l, x, l.n_in)) {
+            prepared = {(const uint32_t*)x, l.n_in / 2};
+        } else {
+            prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};
+            if (!prepared.at) __builtin_trap();
+            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > 65536 ? threads : 1, prepare, this);
+        }
+        parallel_items(n_ranges * row_blocks, threads, body, this);
+    }
+};
+
+template <typename T>
+void packed_linear(const PackedLinear& l, const void* x, void* out, int64_t out_stride, int64_t rows, int threads) {
+    if (rows == 0) return;
+    PackedCall<T> call = {l, (const T*)x, (T*)out, out_stride, rows};
+    call.run(threads);
+}
+
+// The weights of one output, scalar.
+struct RowReader {
+    const PackedLinear& l;
+    int64_t panel;
+    int lane;
+
+    static float half(uint16_t bits) {
+        uint16_t many[WIDTH] = {bits};
+        return load_half(many)[0];
+    }
+
+    int byte(int64_t word, int i) const { return (int)(l.weight[word * PANEL + lane] >> (8 * i) & 0xff); }
+
+    int value(int64_t k) const {
+        int64_t g = panel * n_groups_of(l) + k / GROUP;
+        int i = (int)(k % GROUP);
+        if (l.kind == LINEAR_INT8 || l.kind == LINEAR_Q8 || l.kind == LINEAR_Q6_K) return byte(g * 8 + i / 4, i % 4);
+        int both = byte(g * 4 + i % 16 / 4, i % 4);
+        return i < 16 ? both & 15 : both >> 4;
+    }
+
+    float at(int64_t k) const {
+        if (l.kind == LINEAR_BF16) {
+            uint32_t pair = l.weight[(panel * ((l.n_in + 1) / 2) + k / 2) * PANEL + lane];
+            return widen((bf16)(pair >> (k % 2 * 16)));
+        }
+        int64_t n_groups = n_groups_of(l), g = k / GROUP;
+        int64_t scaled = scale_group_of(l, panel, g, n_groups);
+        int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
+        const uint16_t* scale = (const uint16_t*)l.scale;
+        const uint8_t* subs = (const uint8_t*)l.sub;
+        float q = (float)value(k);
+        switch (l.kind) {
+            case LINEAR_INT8: return (q - 128) * ((const float*)l.scale)[panel * PANEL + lane];
+            case LINEAR_Q8: return (q - 128) * half(scale[scaled * PANEL + lane]);
+            case LINEAR_Q4: return (q - 8) * half(scale[scaled * PANEL + lane]);
+            case LINEAR_Q4_MIN:
+                return q * half(scale[scaled * 2 * PANEL + lane]) + half(scale[(scaled * 2 + 1) * PANEL + lane]);
+            case LINEAR_Q4_ZERO:
+                return (q - half(scale[(scaled * 2 + 1) * PANEL + lane])) * half(scale[scaled * 2 * PANEL + lane]);
+            case LINEAR_Q4_K:
+                return q * (half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane]) -
+                       half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane];
+            default:
+                sub += k % GROUP / 16;
+                return (q - 32) * (half(scale[super * PANEL + lane]) * (float)(int8_t)subs[sub * PANEL + lane]);
+        }
+    }
+};
+
+// out[n, n_in] := the weights of outputs ids[n], rounded to T once.
+template <typename T>
+void packed_rows(const PackedLinear& l, const int32_t* ids, int64_t n, void* out_, int threads) {
+    T* out = (T*)out_;
+    const PackedLinear* packed = &l;
+    for_rows(n, 8 * l.n_in, threads, [=](int64_t row) {
+        RowReader reader = {*packed, ids[row] / PANEL, ids[row] % PANEL};
+        for (int64_t k = 0; k < packed->n_in; ++k) store_one(out + row * packed->n_in + k, reader.at(k));
+    });
+}
+
+}  // namespace

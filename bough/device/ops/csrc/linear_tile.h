@@ -1,0 +1,263 @@
+// Products of a block of prepared rows with a few panels of a packed weight.
+//
+// An output is one chain of sums in rising order of the inputs, whatever the other rows and panels are: its bits
+// depend on its row and its weights alone. The sums of bytes are exact.
+#pragma once
+
+#include "linear_prepare.h"
+
+namespace {
+
+constexpr int PANEL = 16;                       // outputs of a panel
+constexpr int PANEL_VECS = PANEL / WIDTH;
+constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
+
+// Panels that one pass takes: as many as the registers hold sums of. Sums of bytes are kept beside those of floats.
+constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
+constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
+
+// Lines of a weight that are asked for this far ahead of their use, where few rows leave the time to memory.
+constexpr int64_t AHEAD_WORDS = 1024;
+
+// The sums of R rows and P panels in vectors.
+template <typename V, int R, int P> struct Sums { V at[R][P * PANEL_VECS]; };
+
+template <typename V, int R, int P>
+INLINE void clear(Sums<V, R, P>& sums) {
+    for (int r = 0; r < R; ++r)
+        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = V{};
+}
+
+INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
+INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
+
+// A place in each of the rows of a block. Two pointers and a stride reach six rows; left alone, the compiler keeps a
+// pointer for every word of every row, and spends the inner loop on loading them.
+struct RowCursor {
+    const char *first, *fourth;
+    int64_t stride;    // bytes
+
+    INLINE explicit RowCursor(const void* at, int64_t words)
+        : first((const char*)at), fourth((const char*)at + 12 * words), stride(4 * words) {}
+
+    INLINE const void* operator()(int r) const { return r < 3 ? first + r * stride : fourth + (r - 3) * stride; }
+
+    INLINE void advance(int64_t bytes) {
+        first += bytes;
+        fourth += bytes;
+        asm("" : "+r"(first), "+r"(fourth));
+    }
+};
+
+// sums += word i of each row times one word of each output.
+template <typename V, int R, int P>
+INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
+}
+
+template <int P>
+INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t panel_stride) {
+#pragma GCC unroll 8
+    for (int j = 0; j < P * PANEL_VECS; ++j)
+        w[j] = loadu(from + j / PANEL_VECS * panel_stride + j % PANEL_VECS * WIDTH);
+}
+
+// Whole-row sums of `words` words.
+template <typename V, int R, int P>
+INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x) {
+    RowCursor a(x.at, x.stride);
+    for (int64_t i = 0; i < words; ++i, a.advance(4)) {
+        vu column[P * PANEL_VECS];
+        load_word<P>(column, w + i * PANEL, words * PANEL);
+        if (R <= 2)
+            for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
+        add_word<V, R, P>(sums, column, a, 0);
+    }
+}
+
+// out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
+struct Bf16Tile {
+    static constexpr int PANELS = DENSE_PANELS;
+
+    template <int R, int P>
+    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
+        int64_t words = (l.n_in + 1) / 2;
+        Sums<vf, R, P> sums;
+        clear(sums);
+        add_words<vf, R, P>(sums, l.weight + panel * words * PANEL, words, a);
+        for (int r = 0; r < R; ++r)
+            for (int j = 0; j < P * PANEL_VECS; ++j) storef(out + r * P * PANEL + j * WIDTH, sums.at[r][j]);
+    }
+};
+
+// The scale and the minimum of WIDTH outputs in one group.
+struct Affine {
+    vf scale, minimum;
+};
+
+// Which of the scales of Q8 and the first three Q4 kinds belongs to 32 inputs of a panel.
+INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
+    int shift = __builtin_ctz((unsigned)l.group / GROUP);
+    return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
+}
+
+// How a kind holds its values: BITS per value; MINIMUM: there are minima, and no zero; SPLIT: the two halves
+// of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale.
+struct Q8Format {
+    static constexpr int BITS = 8;
+    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
+        int64_t at = scale_group_of(l, panel, g, n_groups);
+        return {load_half((const uint16_t*)l.scale + at * PANEL + column), vf{}};
+    }
+};
+
+struct Int8Format {
+    static constexpr int BITS = 8;
+    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t, int64_t, int column, int) {
+        return {loadf((const float*)l.scale + panel * PANEL + column), vf{}};
+    }
+};
+
+struct Q4Format : Q8Format {
+    static constexpr int BITS = 4;
+};
+
+struct Q4MinFormat {
+    static constexpr int BITS = 4;
+    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
+        int64_t at = scale_group_of(l, panel, g, n_groups);
+        const uint16_t* from = (const uint16_t*)l.scale + at * 2 * PANEL + column;
+        return {load_half(from), load_half(from + PANEL)};
+    }
+};
+
+struct Q4ZeroFormat : Q4MinFormat {
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
+        Affine a = Q4MinFormat::affine(l, panel, g, n_groups, column, 0);
+        return {a.scale, -(a.scale * a.minimum)};
+    }
+};
+
+struct Q4KFormat {
+    static constexpr int BITS = 4;
+    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
+        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
+        const uint8_t* sub = (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL + column;
+        return {load_half(d) * load_bytes(sub), -(load_half(d + PANEL) * load_bytes(sub + PANEL))};
+    }
+};
+
+struct Q6KFormat {
+    static constexpr int BITS = 8;
+    static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
+    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
+        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
+        const int8_t* sub = (const int8_t*)l.sub + ((panel * n_groups + g) * 2 + half) * PANEL + column;
+        return {load_half(d) * load_bytes(sub), vf{}};
+    }
+};
+
+template <typename Format>
+struct GroupTile {
+    static constexpr int PANELS = GROUP_PANELS;
+    static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
+
+    // sums := products of words [first, first + n) of the group, which begins at w and a.
+    template <int R, int P>
+    static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a,
+                                 const RowCursor& meta, int first, int n) {
+        for (int r = 0; r < R; ++r) {
+            const GroupMeta& m = *(const GroupMeta*)meta(r);
+            int32_t start = !Format::SPLIT ? m.start : first ? m.start - m.start_low : m.start_low;
+            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Format::MINIMUM ? vi{} : start - vi{};
+        }
+#pragma GCC unroll 8
+        for (int i = first; i < first + n; ++i) {
+            vu column[P * PANEL_VECS];
+            load_word<P>(column, w + i * PANEL, stride);
+            if (Format::BITS == 8) {
+                add_word<vi, R, P>(sums, column, a, i);
+                continue;
+            }
+            vu low[P * PANEL_VECS], high[P * PANEL_VECS];
+            for (int j = 0; j < P * PANEL_VECS; ++j) {
+                low[j] = column[j] & 0x0f0f0f0fu;
+                high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
+            }
+            add_word<vi, R, P>(sums, low, a, i);
+            add_word<vi, R, P>(sums, high, a, i + 4);
+        }
+    }
+
+    // total += sums, scaled.
+    template <int R, int P>
+    static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Affine* affine,
+                                   const RowCursor& meta) {
+        for (int r = 0; r < R; ++r) {
+            const GroupMeta& m = *(const GroupMeta*)meta(r);
+            vf scale = splat(m.scale);
+            for (int j = 0; j < P * PANEL_VECS; ++j) {
+                vf value = to_float(sums.at[r][j]), factor = Format::WHOLE ? scale : scale * affine[j].scale;
+                total.at[r][j] = fma(value, factor, total.at[r][j]);
+                if (Format::MINIMUM) total.at[r][j] = fma(splat(m.scaled_sum), affine[j].minimum, total.at[r][j]);
+            }
+        }
+    }
+
+    template <int P>
+    static INLINE void load_affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int half,
+                                   Affine (&affine)[P * PANEL_VECS]) {
+        for (int j = 0; j < P * PANEL_VECS; ++j)
+            affine[j] = Format::affine(l, panel + j / PANEL_VECS, g, n_groups, j % PANEL_VECS * WIDTH, half);
+    }
+
+    template <int R, int P>
+    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, float* out) {
+        const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
+        const uint32_t* w = l.weight + panel * stride;
+        RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
+        Sums<vf, R, P> total;
+        Affine affine[P * PANEL_VECS];
+        clear(total);
+        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
+            if (R <= 2)
+                for (int p = 0; p < P; ++p)
+                    for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
+            constexpr int PARTS = Format::SPLIT ? 2 : 1;
+            for (int part = 0; part < PARTS; ++part) {
+                Sums<vi, R, P> sums;
+                if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, part, affine);
+                add_group<R, P>(sums, w, stride, a, meta, part * LINES / PARTS, LINES / PARTS);
+                scale_group<R, P>(total, sums, affine, meta);
+            }
+        }
+        if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
+        for (int r = 0; r < R; ++r)
+            for (int j = 0; j < P * PANEL_VECS; ++j)
+                storef(out + r * P * PANEL + j * WIDTH, Format::WHOLE ? total.at[r][j] * affine[j].scale : total.at[r][j]);
+    }
+};
+
+// The same with the number of rows chosen at run time.
+template <typename Tile, int P>
+void run_tile(const PackedLinear& l, const PreparedRows& a, int rows, int64_t panel, float* out) {
+    switch (rows) {
+        case 1: return Tile::template run<1, P>(l, a, panel, out);
+        case 2: return Tile::template run<2, P>(l, a, panel, out);
+        case 3: return Tile::template run<3, P>(l, a, panel, out);
+#if BOUGH_WIDTH == 16
+        case 4: return Tile::template run<4, P>(l, a, panel, out);
+        case 5: return Tile::template run<5, P>(l, a, panel, out);
+#endif
+        default: return Tile::template run<LINEAR_ROWS, P>(l, a, panel, out);
+    }
+}
+
+}  // namespace

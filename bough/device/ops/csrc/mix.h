@@ -1,0 +1,80 @@
+// Sums of V under the weights of few queries, with V read where it lies and its dimensions in the lanes of vectors.
+#pragma once
+
+#include "lanes.h"
+
+namespace {
+
+// N vectors of V, from dimension `at` on: of key i, or of the pair of keys 2i and 2i + 1 as words.
+template <int N>
+INLINE void load_values(const float* const* rows, int i, int64_t at, vf (&x)[N]) {
+    for (int v = 0; v < N; ++v) x[v] = loadf(rows[i] + at + v * WIDTH);
+}
+
+template <int N>
+INLINE void load_values(const bf16* const* rows, int i, int64_t at, vf (&x)[N]) {
+    const bf16 *a = rows[2 * i] + at, *b = rows[2 * i + 1] + at;
+    int v = 0;
+#if defined(__AVX512F__)
+    const __m512i low = _mm512_set_epi16(
+        47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1,
+        32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (; v + 2 <= N; v += 2) {
+        __m512i even = _mm512_loadu_si512(a + v * WIDTH), odd = _mm512_loadu_si512(b + v * WIDTH);
+        x[v] = (vf)_mm512_permutex2var_epi16(even, low, odd);
+        x[v + 1] = (vf)_mm512_permutex2var_epi16(even, high, odd);
+    }
+#endif
+    for (; v < N; ++v) {
+        vh even, odd;
+        memcpy(&even, a + v * WIDTH, sizeof even);
+        memcpy(&odd, b + v * WIDTH, sizeof odd);
+        x[v] = (vf)(__builtin_convertvector(even, vu) | (__builtin_convertvector(odd, vu) << 16));
+    }
+}
+
+INLINE vf add_product(vf acc, vf x, float weight) { return fma(x, splat(weight), acc); }
+INLINE vf add_product(vf acc, vf x, uint32_t weight) { return dot_pairs(acc, (vu)x, weight); }
+
+// out[R][N vectors at `at`] = weights[R][inner] * rows[inner words of keys]
+template <int R, int N, typename T>
+INLINE void mix_block(const T* weights, const T* const* rows, int64_t at, int inner, float* out, int64_t stride) {
+    vf acc[R][N], x[N];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < N; ++v) acc[r][v] = vf{};
+    for (int i = 0; i < inner; ++i) {
+        load_values<N>(rows, i, at, x);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < N; ++v)
+                acc[r][v] = add_product(acc[r][v], x[v], ((const Word<T>*)(weights + r * SEGMENT))[i]);
+    }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < N; ++v) storef(out + r * stride + at + v * WIDTH, acc[r][v]);
+}
+
+// The same for all of `dim`, a multiple of WIDTH, from `at` on in steps of N vectors; returns where it stopped.
+template <int N, typename T>
+int64_t mix_columns(const T* weights, const T* const* rows, int n_rows, int64_t at, int64_t dim, int inner, float* out,
+                    int64_t stride) {
+    for (; at + N * WIDTH <= dim; at += N * WIDTH)
+        for (int r = 0; r < n_rows; r += BLOCK_ROWS) {
+            const T* from = weights + r * SEGMENT;
+            float* to = out + r * stride;
+            switch (n_rows - r) {
+                case 1: mix_block<1, N>(from, rows, at, inner, to, stride); break;
+                case 2: mix_block<2, N>(from, rows, at, inner, to, stride); break;
+                case 3: mix_block<3, N>(from, rows, at, inner, to, stride); break;
+#if BOUGH_WIDTH == 16
+                case 4: mix_block<4, N>(from, rows, at, inner, to, stride); break;
+                case 5: mix_block<5, N>(from, rows, at, inner, to, stride); break;
+#endif
+                default: mix_block<BLOCK_ROWS, N>(from, rows, at, inner, to, stride);
+            }
+        }
+    return at;
+}
+
+}  // namespace

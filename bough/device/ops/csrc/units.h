@@ -1,0 +1,110 @@
+// How one call of attention is divided, and the memory that a part of it works in.
+#pragma once
+
+#include "lanes.h"
+
+namespace {
+
+constexpr int MAX_QUERIES = 4 * LANES;
+constexpr int NARROW = WIDTH * 3 / 4;       // queries up to which keys lie in the lanes
+constexpr int64_t MAX_PARTIAL = 4 << 20;    // bytes of partial results above which a unit is not cut
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+
+// Query tokens of several rows and the prefix that they share.
+struct Group {
+    int row;                // index in the batch of one of them, whose page table stands for all
+    int n_segments;         // of the prefix
+    int n_tokens;
+    int n_records;          // per query: one, or one per segment
+    const int32_t* tokens;  // [n_tokens] indices of the new tokens
+    float* records;         // [n_kv_heads][n_records][n_tokens * heads per kv head][dim + 2]
+};
+
+struct Unit {
+    int row;                // index in the batch
+    int kv_head;            // the first
+    int n_heads;            // kv heads
+    int group;              // -1: the row's own keys; else the prefix of that group
+    int first_token;        // among the row's new tokens, or the group's
+    int n_tokens;
+    int first_segment;
+    int last_segment;       // exclusive
+    int pending;            // items that have not finished
+    float* partial;         // where its results go, unless one item works out what a row needs
+    int64_t stride;         // floats from one segment to the next in `partial`; 0: one total instead of a record each
+};
+
+struct Item {
+    int unit;
+    int first_segment;
+    int last_segment;       // exclusive
+};
+
+// Where a row stands in its group.
+struct Member {
+    int group;              // -1: in none
+    int offset;             // of its first token among the group's
+};
+
+// The cells of one kv head for one segment's keys.
+struct Cells {
+    int n;
+    const void *keys[SEGMENT], *values[SEGMENT];
+    float k_scale[SEGMENT], v_scale[SEGMENT];
+};
+
+// Hands out parts of one block of memory; with a null base it only adds them up.
+struct Carver {
+    char* base;
+    int64_t used;
+
+    template <typename P>
+    void take(P*& part, int64_t n) {
+        part = (P*)(base + used);
+        used += padded(n * (int64_t)sizeof(P));
+    }
+};
+
+// One thread's scratch memory.
+template <typename T>
+struct Work {
+    Word<T>* queries;       // [heads][queries][words], or [blocks][words][LANES]
+    Word<T>* tile;          // [words][TILE]
+    T *keys, *values;       // [SEGMENT][dim] widened or gathered cells
+    Word<T>* pairs;         // [SEGMENT / keys per word][dim]
+    float* scores;          // [NARROW][SEGMENT] or [SEGMENT][LANES]
+    T* weights;             // [NARROW][SEGMENT]
+    float* segment;         // [NARROW][dim + 2] or [dim][LANES]
+    float *top, *sum;       // [LANES] of the segment
+    int32_t* seen;          // [LANES]
+    float* total;           // [blocks][dim][LANES]
+    float *total_top, *total_sum;   // [blocks][LANES]
+    float* rows;            // [heads][queries][dim + 2] totals: output, maximum, sum
+    Cells* cells;           // [2] this segment's and the next one's
+
+    // For units of up to n_wide queries of one kv head, or NARROW of n_heads.
+    void carve(Carver& c, int64_t n_wide, int n_heads, int words, int dim) {
+        int64_t blocks = ceil_div(n_wide, LANES);
+        int64_t n_queries = blocks * LANES > NARROW * n_heads ? blocks * LANES : NARROW * n_heads;
+        c.take(queries, n_queries * words);
+        c.take(tile, (int64_t)words * TILE);
+        c.take(keys, (int64_t)SEGMENT * dim);
+        c.take(values, (int64_t)SEGMENT * dim);
+        c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
+        c.take(scores, (int64_t)SEGMENT * (LANES > NARROW ? LANES : NARROW));
+        c.take(weights, (int64_t)NARROW * SEGMENT);
+        c.take(segment, (int64_t)(dim + 2) * LANES);
+        c.take(top, LANES);
+        c.take(sum, LANES);
+        c.take(seen, LANES);
+        c.take(total, blocks * dim * LANES);
+        c.take(total_top, blocks * LANES);
+        c.take(total_sum, blocks * LANES);
+        c.take(rows, n_queries * (dim + 2));
+        c.take(cells, 2);
+    }
+};
+
+}  // namespace

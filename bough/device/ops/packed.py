@@ -1,0 +1,170 @@
+"""Packed weights of linear layers: how they lie in memory, and how values get in and out of it.
+
+The layout is that of ``PackedLinear`` in csrc/common.h: outputs in panels of 16, inputs in words of 4 bytes, so that a
+kernel reads one line of memory for one word of 16 outputs, and a panel from its first byte to its last. N outputs,
+K inputs, P panels, W words, G groups of 32 inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+Tensor = torch.Tensor
+
+PANEL = 16
+GROUP = 32
+
+
+class Kind(IntEnum):
+    """``LinearKind`` of csrc/common.h, where the arithmetic of each is written."""
+
+    BF16 = 0
+    INT8 = 1
+    Q8 = 2
+    Q4 = 3
+    Q4_MIN = 4
+    Q4_ZERO = 5
+    Q4_K = 6
+    Q6_K = 7
+
+
+ZERO = {Kind.INT8: 128, Kind.Q8: 128, Kind.Q4: 8, Kind.Q6_K: 32}
+"""The integer that stands for 0 in kinds without a minimum."""
+
+FOUR_BITS = (Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
+
+PAIRED = (Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
+"""Kinds whose scale comes with a second number."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One packed weight [n_out, n_in].
+
+    Attributes:
+        kind: what the words hold.
+        weight: int32 [P, W, 16].
+        scale: float32 [P, 16] (INT8), or float16 [P, groups, 16], of PAIRED kinds [P, groups, 2, 16]; None for BF16.
+        sub: uint8 [P, G, 2, 16] (Q4_K, Q6_K: the bytes of int8), else None.
+        group: inputs that share a scale of Q8, Q4, Q4_MIN and Q4_ZERO; 32 otherwise.
+    """
+
+    kind: Kind
+    n_out: int
+    n_in: int
+    weight: Tensor
+    scale: Tensor | None = None
+    sub: Tensor | None = None
+    group: int = GROUP
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product with one row reads."""
+        return sum(t.nbytes for t in (self.weight, self.scale, self.sub) if t is not None)
+
+
+def panels(rows: Tensor) -> Tensor:
+    """[N, W, ...] -> [P, W, ..., 16], with zeros for the outputs that the last panel lacks."""
+    n = len(rows)
+    whole = -(-n // PANEL) * PANEL
+    if whole != n:
+        rows = torch.cat((rows, rows.new_zeros(whole - n, *rows.shape[1:])))
+    return rows.view(-1, PANEL, *rows.shape[1:]).movedim(1, -1).contiguous()
+
+
+def from_panels(packed: Tensor, n_out: int) -> Tensor:
+    """The inverse of :func:`panels`."""
+    return packed.movedim(-1, 1).flatten(0, 1)[:n_out]
+
+
+def pad_inputs(rows: Tensor, unit: int) -> Tensor:
+    """[N, K] with K filled up to a multiple of ``unit``."""
+    missing = -rows.shape[1] % unit
+    return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
+
+
+def pack_bf16(weight: Tensor) -> PackedWeight:
+    """A bfloat16 weight [N, K] as it is."""
+    n_out, n_in = weight.shape
+    words = pad_inputs(weight, 2).contiguous().view(torch.int32)
+    return PackedWeight(Kind.BF16, n_out, n_in, panels(words))
+
+
+def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:
+    """uint8 [N, K] and float32 [N]: ``(q - 128) * scale``."""
+    n_out, n_in = q.shape
+    words = pad_inputs(q, GROUP).contiguous().view(torch.int32)
+    return PackedWeight(Kind.INT8, n_out, n_in, panels(words), panels(scale))
+
+
+def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None, group: int = GROUP) -> PackedWeight:
+    """Integers with scales.
+
+    Args:
+        kind: any but BF16 and INT8.
+        q: uint8 [N, K], or for kinds of four bits also [N, G, 16] with two values per byte: byte i of 32 inputs holds
+            input i in its low half, input 16 + i in its high half.
+        scale: float16 [N, groups], of PAIRED kinds [N, groups, 2].
+        sub: uint8 [N, G, 2], for Q4_K and Q6_K.
+        group: inputs of a group of ``scale``, where the kind leaves it open.
+    """
+    n_out, n_in = len(q), q[0].numel() * (2 if q.ndim == 3 else 1)
+    if kind in FOUR_BITS and q.ndim == 2:
+        halves = pad_inputs(q, GROUP).view(n_out, -1, 2, 16)
+        q = halves[:, :, 0] | (halves[:, :, 1] << 4)
+    elif q.ndim == 2:
+        q = pad_inputs(q, GROUP)
+    words = q.contiguous().view(n_out, -1).view(torch.int32)
+    return PackedWeight(kind, n_out, n_in, panels(words), panels(scale), None if sub is None else panels(sub), group)
+
+
+def unpack(packed: PackedWeight) -> Tensor:
+    """The values [N, K]: bfloat16 for BF16, float32 otherwise. The slow twin of the kernels' reading."""
+    n_out, n_in, kind = packed.n_out, packed.n_in, packed.kind
+    words = from_panels(packed.weight, n_out).contiguous()
+    if kind == Kind.BF16:
+        return words.view(torch.bfloat16)[:, :n_in]
+    data = words.view(torch.uint8)
+    if kind in FOUR_BITS:
+        data = data.view(n_out, -1, 16)
+        data = torch.cat((data & 15, data >> 4), dim=2).view(n_out, -1)
+    q = data[:, :n_in].float()
+    assert packed.scale is not None
+    scale = from_panels(packed.scale, n_out).float()
+    if kind == Kind.INT8:
+        return (q - ZERO[kind]) * scale[:, None]
+
+    def spread(values: Tensor, inputs: int) -> Tensor:
+        """[N, groups] -> [N, K]."""
+        return values.repeat_interleave(inputs, dim=1)[:, :n_in]
+
+    if packed.sub is None:
+        if kind == Kind.Q4_MIN:
+            return q * spread(scale[..., 0], packed.group) + spread(scale[..., 1], packed.group)
+        if kind == Kind.Q4_ZERO:
+            return (q - spread(scale[..., 1], packed.group)) * spread(scale[..., 0], packed.group)
+        return (q - ZERO[kind]) * spread(scale, packed.group)
+    sub = from_panels(packed.sub, n_out)
+    if kind == Kind.Q4_K:
+        low = spread(scale[..., 0], 256) * spread(sub[..., 0].float(), GROUP)
+        return q * low - spread(scale[..., 1], 256) * spread(sub[..., 1].float(), GROUP)
+    halves = sub.contiguous().view(torch.int8).reshape(n_out, -1).float()
+    return (q - ZERO[kind]) * (spread(scale, 256) * spread(halves, 16))
+
+
+def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
+    """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
+    inputs. A group with a value that is not finite becomes NaN."""
+    if kind == Kind.BF16:
+        return x.bfloat16().float()
+    n_in = x.shape[1]
+    wide = pad_inputs(x.float(), GROUP).view(len(x), -(-n_in // GROUP), GROUP)
+    top = wide.abs().amax(-1, keepdim=True)
+    inverse = torch.tensor(127.0) / top
+    inverse = torch.where(inverse.isfinite(), inverse, 0.0)
+    q = (wide * inverse).round().nan_to_num(0.0)
+    scale = torch.where(top.isfinite(), top, torch.nan) / 127.0
+    return (q * scale).flatten(1)[:, :n_in]

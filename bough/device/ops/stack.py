@@ -1,0 +1,144 @@
+"""All layers of a Llama-shaped model in one call, for the few tokens of a decode step.
+
+At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. The
+call computes what the separate ops compute, rounds where they round, and so gives the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bough.device.attention.base import AttentionBatch
+from bough.device.ops.cells import Cells
+from bough.device.ops.library import AttentionCall, LinearParts, PackedLinear, RopeCall, StackCall, StackLayer
+
+Tensor = torch.Tensor
+
+MOST_TOKENS = StackCall.MOST_TOKENS
+MOST_HEAD_DIM = 512
+PANEL = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLayer:
+    """One layer: its norms [D], and the packed weights of its linear layers, whose outputs lie side by side."""
+
+    attention_norm: Tensor
+    mlp_norm: Tensor
+    qkv: Sequence[PackedLinear]
+    out: Sequence[PackedLinear]
+    gate_up: Sequence[PackedLinear]
+    down: Sequence[PackedLinear]
+
+    @property
+    def linears(self) -> tuple[Sequence[PackedLinear], ...]:
+        """All four."""
+        return self.qkv, self.out, self.gate_up, self.down
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackShape:
+    """The numbers of a stack; ``scale`` is that of the attention scores, ``eps`` that of the norms."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    intermediate_size: int
+    eps: float
+    scale: float
+
+
+class LayerStack:
+    """Layers, the norm after them, and room for what lies between them. Not shared between threads."""
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        cells: Callable[[Cells, Cells], tuple[int, int, int, int | None, int | None]],
+        layers: Sequence[StackedLayer],
+        final_norm: Tensor,
+        rotary: Tensor,
+        shape: StackShape,
+    ) -> None:
+        """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
+        those of their scales. ``final_norm`` is [D], ``rotary`` the table of the model."""
+        dtype, t = final_norm.dtype, MOST_TOKENS
+        self._function, self._cells = function, cells
+        self._kept = list(layers), final_norm, rotary
+        self._caches: Sequence[Cells] = ()
+        self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
+        heads = shape.n_heads + 2 * shape.n_kv_heads
+        room = [
+            torch.empty(t, width, dtype=dtype)
+            for width in (
+                heads * shape.head_dim,
+                shape.n_heads * shape.head_dim,
+                shape.n_heads * shape.head_dim,
+                shape.hidden_size,
+                shape.intermediate_size,
+            )
+        ]
+        self._room = room
+        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in room)
+        sizes = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
+        rope = RopeCall(qkv=qkv, q=q, cos_sin=rotary.data_ptr(), rotary_dim=rotary.shape[1], **sizes)
+        attention = AttentionCall(q=q, out=attended, scale=shape.scale, **sizes)
+        self._call = StackCall(
+            ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, x, act, rope, attention, len(layers),
+            shape.hidden_size, shape.intermediate_size, shape.eps, 0,
+        )  # fmt: skip
+
+    def __call__(self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
+        """embedded [T, D], T <= MOST_TOKENS -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
+
+        ``k`` and ``v`` are the caches [N, KH, D] of every layer.
+        """
+        if self._caches is not k:
+            for layer, k_cache, v_cache in zip(self._layers, k, v, strict=True):
+                kv_dtype, layer.k, layer.v, layer.k_scale, layer.v_scale = self._cells(k_cache, v_cache)
+                self._call.rope.kv_dtype = self._call.attention.kv_dtype = kv_dtype
+            self._caches = k
+        hidden = torch.empty_like(embedded)
+        call, threads = self._call, torch.get_num_threads()
+        call.embedded, call.hidden, call.threads = embedded.data_ptr(), hidden.data_ptr(), threads
+        rope, attention = call.rope, call.attention
+        rope.positions, rope.out_loc = batch.positions.data_ptr(), batch.out_loc.data_ptr()
+        rope.n_tokens = len(embedded)
+        attention.page_table, attention.table_stride = batch.page_table.data_ptr(), batch.page_table.shape[1]
+        attention.rows, attention.q_start = batch.rows.data_ptr(), batch.q_start.data_ptr()
+        attention.seq_len, attention.n_rows = batch.seq_len.data_ptr(), len(batch.rows)
+        attention.threads = threads
+        groups = batch.groups
+        attention.n_groups = len(groups.tokens) if groups else 0
+        if groups:
+            attention.group_start, attention.group_rows = groups.start.data_ptr(), groups.rows.data_ptr()
+            attention.group_tokens = groups.tokens.data_ptr()
+        self._function(ctypes.byref(call))
+        return hidden
+
+
+def stackable(layers: Sequence[StackedLayer], shape: StackShape, dtype: torch.dtype) -> bool:
+    """Whether the kernel can compute these layers."""
+    return (
+        dtype == torch.bfloat16
+        and shape.head_dim % 16 == 0
+        and shape.head_dim <= MOST_HEAD_DIM
+        and all(1 <= len(parts) <= LinearParts.MOST for layer in layers for parts in layer.linears)
+        # Gates and values are paired by panels, so in one weight the values have to begin with one.
+        and all(len(layer.gate_up) == 2 or shape.intermediate_size % PANEL == 0 for layer in layers)
+    )
+
+
+def _described(layer: StackedLayer) -> StackLayer:
+    norms = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
+    return StackLayer(*norms, *(_parts(linear) for linear in layer.linears))
+
+
+def _parts(linear: Sequence[PackedLinear]) -> LinearParts:
+    addresses = [ctypes.addressof(part) for part in linear]
+    return LinearParts((ctypes.c_void_p * LinearParts.MOST)(*addresses), len(addresses))

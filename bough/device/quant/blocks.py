@@ -1,0 +1,82 @@
+"""Weights of GGUF files multiplied as the file holds them: repacked, with the values unchanged.
+
+The layouts are those of ggml's ``block_*`` structures. Formats without a kernel are decoded by the loader instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+
+from bough.device.ops.packed import Kind, PackedWeight, pack_groups
+from bough.device.quant.base import Blocks, Parameter
+
+Tensor = torch.Tensor
+
+
+def pack_as_stored(parameter: Parameter) -> PackedWeight | None:
+    """The blocks of the file; None where there are none, or no kernel for them."""
+    blocks = parameter.blocks()
+    packer = None if blocks is None else PACKERS.get(blocks.format)
+    return None if blocks is None or packer is None else packer(blocks)
+
+
+def _fields(blocks: Blocks, values: int, *sizes: int) -> tuple[Tensor, ...]:
+    """The fields of all blocks of ``values`` values: uint8 [N, blocks of a row, size] each."""
+    whole = blocks.rows.view(len(blocks.rows), blocks.n_in // values, sum(sizes))
+    return tuple(whole[..., end - size : end] for size, end in zip(sizes, accumulate(sizes)))
+
+
+def _half(field: Tensor) -> Tensor:
+    """uint8 [N, B, 2] -> float16 [N, B]."""
+    return field.contiguous().view(torch.float16)[..., 0]
+
+
+def _q4_0(blocks: Blocks) -> PackedWeight:
+    d, q = _fields(blocks, 32, 2, 16)
+    return pack_groups(Kind.Q4, q, _half(d))
+
+
+def _q4_1(blocks: Blocks) -> PackedWeight:
+    d, q = _fields(blocks, 32, 4, 16)
+    return pack_groups(Kind.Q4_MIN, q, d.contiguous().view(torch.float16))
+
+
+def _q8_0(blocks: Blocks) -> PackedWeight:
+    d, q = _fields(blocks, 32, 2, 32)
+    return pack_groups(Kind.Q8, (q ^ 128).flatten(1), _half(d))
+
+
+def _q4_k(blocks: Blocks) -> PackedWeight:
+    d, packed, q = _fields(blocks, 256, 4, 12, 128)
+    first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
+    scales = torch.cat((first & 63, (third & 15) | (first >> 6 << 4)), dim=2)
+    minima = torch.cat((second & 63, (third >> 4) | (second >> 6 << 4)), dim=2)
+    sub = torch.stack((scales, minima), dim=3).flatten(1, 2)
+    # Runs of 32 bytes hold one group of 32 values in their low halves and the next in their high halves.
+    runs = q.reshape(*q.shape[:2], 4, 32)
+    values = torch.stack((runs & 15, runs >> 4), dim=3).flatten(1)
+    return pack_groups(Kind.Q4_K, values, d.contiguous().view(torch.float16), sub)
+
+
+def _q6_k(blocks: Blocks) -> PackedWeight:
+    low, high, scales, d = _fields(blocks, 256, 128, 64, 16, 2)
+    # Two halves of 128 values: 64 bytes with two 4-bit values, 32 bytes with four 2-bit tops.
+    runs = low.reshape(*low.shape[:2], 2, 64)
+    bottom = torch.cat((runs & 15, runs >> 4), dim=3)
+    tops = high.reshape(*high.shape[:2], 2, 32)
+    top = torch.cat([tops >> shift & 3 for shift in (0, 2, 4, 6)], dim=3)
+    values = (bottom | (top << 4)).flatten(1)
+    return pack_groups(Kind.Q6_K, values, _half(d), scales.reshape(len(values), -1, 2))
+
+
+PACKERS: dict[str, Callable[[Blocks], PackedWeight]] = {
+    "Q4_0": _q4_0,
+    "Q4_1": _q4_1,
+    "Q8_0": _q8_0,
+    "Q4_K": _q4_k,
+    "Q6_K": _q6_k,
+}
+"""ggml's name of a format -> how its blocks become a packed weight."""

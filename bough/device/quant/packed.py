@@ -1,0 +1,123 @@
+"""Linear layers and embeddings on packed weights, of one kind or of several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+
+from bough.device.ops.library import PackedLinear
+from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.registry import Ops
+from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
+
+Tensor = torch.Tensor
+
+Pack = Callable[[Parameter], PackedWeight | None]
+"""Reads and packs a weight; None leaves it in the model's dtype."""
+
+
+class PackedMethod:
+    """``x weight^T + bias`` where the outputs of several packed weights stand side by side."""
+
+    def __init__(self, weights: Sequence[PackedWeight], bias: Tensor | None, ops: Ops) -> None:
+        joined = join(weights)
+        sizes = [weight.n_out for weight in joined]
+        ends = list(accumulate(sizes))
+        self._columns = [slice(end - size, end) for size, end in zip(sizes, ends)]
+        biases = [None if bias is None else bias[columns] for columns in self._columns]
+        self._applies = [ops.packed_linear(weight, b) for weight, b in zip(joined, biases)]
+        self._n_out = ends[-1]
+        self.parts: Sequence[PackedLinear] = [a.packed for a in self._applies if a.packed is not None]
+
+    def apply(self, x: Tensor) -> Tensor:
+        """x [T, in] -> [T, out], a new tensor."""
+        if len(self._applies) == 1:
+            return self._applies[0](x)
+        out = x.new_empty(len(x), self._n_out)
+        for apply, columns in zip(self._applies, self._columns):
+            apply(x, out[:, columns])
+        return out
+
+
+class PackedTable:
+    """An embedding on a packed weight, which the head shares."""
+
+    def __init__(self, weight: PackedWeight, dtype: torch.dtype, ops: Ops) -> None:
+        self._weight, self._dtype, self._ops = weight, dtype, ops
+
+    def lookup(self, tokens: Tensor) -> Tensor:
+        """[T] int32 ids -> [T, D] in the model's dtype."""
+        return self._ops.packed_rows(self._weight, tokens, self._dtype)
+
+    def head(self, n_ids: int) -> LinearMethod:
+        """The linear layer of the first ``n_ids`` rows."""
+        return PackedMethod([first_outputs(self._weight, n_ids)], None, self._ops)
+
+
+class PackedScheme:
+    """Weights packed one parameter at a time: ``pack`` those of the layers, ``pack_head`` embedding and head.
+
+    What they leave is held by ``dense``, or packed as bfloat16 without it or beside packed parts of the same layer.
+    """
+
+    def __init__(self, pack: Pack, pack_head: Pack, dtype: torch.dtype, ops: Ops, dense: Scheme | None = None) -> None:
+        self._pack, self._pack_head = pack, pack_head
+        self._dtype, self._ops, self._dense = dtype, ops, dense
+
+    def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        found = [self._pack(parameter) for parameter in parameters]
+        if self._dense is not None and not any(found):
+            return self._dense.linear(parameters, bias)
+        weights = [weight or pack_dense(parameter) for parameter, weight in zip(parameters, found)]
+        return PackedMethod(weights, bias, self._ops)
+
+    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
+        weight = self._pack_head(parameter)
+        if self._dense is not None and weight is None:
+            return self._dense.head(parameter, n_ids)
+        return PackedMethod([first_outputs(weight or pack_dense(parameter), n_ids)], None, self._ops)
+
+    def table(self, parameter: Parameter, tied: bool) -> Table:
+        weight = self._pack_head(parameter)
+        if self._dense is not None and weight is None:
+            return self._dense.table(parameter, tied)
+        return PackedTable(weight or pack_dense(parameter), self._dtype, self._ops)
+
+
+def pack_dense(parameter: Parameter) -> PackedWeight:
+    """bfloat16, whatever the checkpoint holds."""
+    return pack_bf16(parameter.dense().bfloat16())
+
+
+def join(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
+    """Neighbours of one kind as one weight, where the first of them fills its panels."""
+    joined = [weights[0]]
+    for weight in weights[1:]:
+        last = joined[-1]
+        if (last.kind, last.group) == (weight.kind, weight.group) and last.n_out % PANEL == 0:
+            joined[-1] = replace(
+                last,
+                n_out=last.n_out + weight.n_out,
+                weight=torch.cat((last.weight, weight.weight)),
+                scale=_joined(last.scale, weight.scale),
+                sub=_joined(last.sub, weight.sub),
+            )
+        else:
+            joined.append(weight)
+    return joined
+
+
+def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    return None if a is None or b is None else torch.cat((a, b))
+
+
+def first_outputs(weight: PackedWeight, n: int) -> PackedWeight:
+    """The first ``n`` outputs, on the same memory."""
+    count = -(-n // PANEL)
+    parts = (None if t is None else t[:count] for t in (weight.weight, weight.scale, weight.sub))
+    packed, scale, sub = parts
+    assert packed is not None
+    return replace(weight, n_out=n, weight=packed, scale=scale, sub=sub)

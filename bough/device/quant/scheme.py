@@ -1,0 +1,37 @@
+"""Which scheme holds a model's weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from bough.device.ops.registry import Ops
+from bough.device.quant.base import Scheme
+from bough.device.quant.blocks import pack_as_stored
+from bough.device.quant.dense import DenseScheme
+from bough.device.quant.int4 import int4_in_groups
+from bough.device.quant.int8 import int8_in_groups, int8_per_output
+from bough.device.quant.packed import PackedScheme, pack_dense
+
+Quantize = Literal["auto", "none", "int8", "int4"]
+
+
+def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
+    """The scheme that is asked for, on a machine with these ``features`` of its processor.
+
+    * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for; all else is as
+      "none".
+    * "none": the model's dtype. bfloat16 is packed for the kernels of this package, which are no slower than oneDNN at
+      any number of rows; only where a processor multiplies bfloat16 in tiles (AMX), which they do not know, it is
+      oneDNN's. float32 results do not depend on the batch, bit by bit.
+    * "int8", "int4": rounded while loading; embedding and head to 8 bits in groups of 32.
+    """
+    if quantize == "int8":
+        return PackedScheme(int8_per_output, int8_in_groups, dtype, ops)
+    if quantize == "int4":
+        return PackedScheme(int4_in_groups, int8_in_groups, dtype, ops)
+    if ops.name == "reference" or dtype != torch.bfloat16:
+        return DenseScheme(ops)
+    dense = DenseScheme(ops) if "amx_bf16" in features else PackedScheme(pack_dense, pack_dense, dtype, ops)
+    return dense if quantize == "none" else PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)

@@ -1,0 +1,89 @@
+"""Request bodies of the pooling endpoints, as clients of OpenAI, vLLM, SGLang, Cohere and Jina send them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from bough.server.schema import Prompt
+
+Document = str | dict[str, Any]
+"""A text, or an object with it in ``text``."""
+
+
+class PoolingRequest(msgspec.Struct, kw_only=True):
+    """What all of them have in common."""
+
+    model: str | None = None
+    user: str | None = None
+    rid: str | list[str] | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = None
+    lora_path: Any = None
+
+
+class EmbeddingsRequest(PoolingRequest, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+
+class ClassifyRequest(PoolingRequest, kw_only=True):
+    """POST /v1/classify, and /classify with either ``input`` or SGLang's fields."""
+
+    input: Prompt | None = None
+    use_activation: bool | None = None
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+
+
+class EncodeRequest(PoolingRequest, kw_only=True):
+    """POST /encode, SGLang's."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    dimensions: int | None = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    input_embeds: Any = None
+
+
+class ScoreRequest(PoolingRequest, kw_only=True):
+    """POST /v1/score: two sides under vLLM's names, or SGLang's probabilities of tokens behind query and item."""
+
+    text_1: Document | list[Document] | None = None
+    text_2: Document | list[Document] | None = None
+    queries: Document | list[Document] | None = None
+    documents: Document | list[Document] | None = None
+    data_1: Document | list[Document] | None = None
+    data_2: Document | list[Document] | None = None
+    query: str | list[int] | None = None
+    items: Document | list[Document | list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    use_activation: bool | None = None
+
+
+class RerankRequest(PoolingRequest, kw_only=True):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: list[Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    use_activation: bool | None = None
+    instruct: str | None = None
+
+
+UNSUPPORTED_POOLING = ("lora_path",)
+UNSUPPORTED_ENCODE = (*UNSUPPORTED_POOLING, "image_data", "audio_data", "video_data", "input_embeds")

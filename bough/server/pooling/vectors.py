@@ -1,0 +1,111 @@
+"""From texts to vectors, for all pooling endpoints, and the arithmetic on them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from bough.base.errors import InvalidRequest
+from bough.base.messages import Namespace
+from bough.base.params import PoolingParams
+from bough.engine.generation import Embedding, GenerateOptions
+from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
+from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
+from bough.server.schema import refuse_unsupported
+from bough.server.work import Call
+
+Floats = NDArray[np.float32]
+
+
+class CachedTokens(msgspec.Struct):
+    cached_tokens: int
+
+
+class PoolingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """``rows`` [N, D], not normalised, in the order of the prompts; ``response_id`` names the answer."""
+
+    response_id: str
+    rows: Floats
+    embeddings: list[Embedding]
+
+    def usage(self) -> PoolingUsage:
+        n_prompt = sum(e.n_prompt for e in self.embeddings)
+        return PoolingUsage(n_prompt, n_prompt, CachedTokens(sum(e.n_cached for e in self.embeddings)))
+
+
+async def vectors(
+    call: Call,
+    body: PoolingRequest,
+    prompts: Sequence[str | list[int]],
+    prefix: str,
+    pooling: PoolingParams | None = None,
+    *,
+    param: str = "input",
+) -> Vectors:
+    """The vectors of ``prompts``; ``prefix`` begins the answer's id. Raises what is wrong with the request."""
+    refuse_unsupported(body, UNSUPPORTED_POOLING)
+    service = call.service
+    service.check_model(body.model)
+    if len(prompts) > service.limits.batch_prompts:
+        raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
+    special = body.add_special_tokens is not False
+    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param)
+    ids = [_truncated(prompt.ids, body, service.hello.model.context_length) for prompt in encoded]
+    rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
+    response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
+    names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
+    service.admit(call.flight, names)
+    options = GenerateOptions(
+        namespace=Namespace(salt=salt_of(None, body.cache_salt)),
+        priority=body.priority or 0,
+        timeout=timeout_of(body.timeout, service),
+        rid=response_id,
+    )
+    found = await call.engine.embed(ids, pooling, options)
+    return Vectors(response_id, np.stack([e.vector for e in found]), found)
+
+
+def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> list[int]:
+    length = body.truncate_prompt_tokens
+    if length is None:
+        return ids
+    if length == -1:
+        length = context_length
+    if length < 1:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
+    return ids[-length:] if body.truncation_side == "left" else ids[:length]
+
+
+def unit(rows: Floats, dimensions: int | None = None) -> Floats:
+    """``rows`` [N, D] cut to ``dimensions`` (Matryoshka embeddings, Kusupati et al. 2022), then of length 1."""
+    if dimensions is not None:
+        if not 1 <= dimensions <= rows.shape[1]:
+            raise InvalidRequest(f"dimensions must be in [1, {rows.shape[1]}], not {dimensions}", param="dimensions")
+        rows = rows[:, :dimensions]
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.asarray(rows / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
+
+
+def probabilities(scores: Floats) -> Floats:
+    """[N, labels] scores -> probabilities: of a single label the sigmoid, of several the softmax."""
+    if scores.shape[1] == 1:
+        return np.asarray(0.5 * (1 + np.tanh(0.5 * scores)), np.float32)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+
+
+def as_base64(row: Floats) -> str:
+    """Little-endian float32, as OpenAI's client asks for it."""
+    return base64.b64encode(row.astype("<f4").tobytes()).decode()

@@ -1,0 +1,219 @@
+"""Packed linear layers: every kind on every instruction set against float64, and the packing against its inverse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bough.device.ops.packed import (
+    FOUR_BITS,
+    PAIRED,
+    Kind,
+    PackedWeight,
+    pack_bf16,
+    pack_groups,
+    pack_int8,
+    quantise_inputs,
+    unpack,
+)  # fmt: skip
+from bough.device.ops.registry import Ops
+from bough.device.quant.packed import PackedMethod, PackedTable
+
+Tensor = torch.Tensor
+
+SUPER = (Kind.Q4_K, Kind.Q6_K)
+ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
+
+
+def random_weight(kind: Kind, n_out: int, n_in: int, group: int = 32, seed: int = 0) -> PackedWeight:
+    """Any integers with any scales."""
+    g = torch.Generator().manual_seed(seed)
+    if kind == Kind.BF16:
+        return pack_bf16(torch.randn(n_out, n_in, generator=g).bfloat16())
+    top = 64 if kind == Kind.Q6_K else 16 if kind in FOUR_BITS else 256
+    q = torch.randint(0, top, (n_out, n_in), generator=g, dtype=torch.uint8)
+    if kind == Kind.INT8:
+        return pack_int8(q, torch.rand(n_out, generator=g) / 100)
+    groups = n_in // 256 if kind in SUPER else -(-n_in // group)
+    size = (n_out, groups, 2) if kind in PAIRED else (n_out, groups)
+    scale = (torch.rand(size, generator=g) / 10).half()
+    if kind == Kind.Q4_ZERO:
+        scale[..., 1] = torch.randint(0, 16, size[:2], generator=g).half()
+    sub = None
+    if kind in SUPER:
+        sub = torch.randint(0, 64 if kind == Kind.Q4_K else 256, (n_out, n_in // 32, 2), generator=g, dtype=torch.uint8)
+    return pack_groups(kind, q, scale, sub, group)
+
+
+def inputs_for(kind: Kind, n_in: int) -> int:
+    """``n_in``, rounded up to what the kind can hold."""
+    unit = 256 if kind in SUPER else 1 if kind in (Kind.BF16, Kind.INT8) else 32
+    return -(-n_in // unit) * unit
+
+
+def randn(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> Tensor:
+    return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
+    """Within the roundings of float32 sums, and one to the dtype of ``out``."""
+    rounded, values = quantise_inputs(weight.kind, x).double(), unpack(weight).double()
+    exact = rounded @ values.T
+    # The kernels take the zero, or add the minimum, of many values at once: a sum may be the small difference of two.
+    size = rounded.abs() @ values.abs().T + rounded.abs().sum(1, keepdim=True) * values.abs().amax() * 16
+    if bias is not None:
+        exact = exact + bias.double()
+    unit = 2**-8 if out.dtype == torch.bfloat16 else 0
+    bound = 1e-6 * size + 1e-6 + unit * exact.abs()
+    assert out.isfinite().all()
+    assert ((out.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.dtype) -> None:
+    for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288)]:
+        weight = random_weight(kind, n_out, inputs_for(kind, n_in))
+        bias = randn(1, n_out)[0]
+        apply = ops.packed_linear(weight, bias.clone())
+        for n in ROWS:
+            x = randn(n, weight.n_in, dtype)
+            out = apply(x)
+            assert out.dtype == dtype
+            check(weight, bias, x, out)
+    assert apply(randn(0, weight.n_in, dtype)).shape == (0, n_out)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(list(Kind)), n_out=st.integers(1, 100), n_in=st.integers(1, 700), n=st.integers(1, 14),
+    group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_shape_equals_float64(ops: Ops, kind: Kind, n_out: int, n_in: int, n: int, group: int, seed: int) -> None:
+    group = 32 if kind in SUPER or kind in (Kind.BF16, Kind.INT8) else group
+    weight = random_weight(kind, n_out, inputs_for(kind, n_in), group, seed)
+    x = randn(n, weight.n_in, seed=seed)
+    check(weight, None, x, ops.packed_linear(weight, None)(x))
+    ids = torch.randint(0, n_out, (n,), dtype=torch.int32)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = ops.packed_rows(weight, ids, dtype)
+        assert torch.equal(rows, unpack(weight)[ids].to(dtype)), "a value is rounded once"
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int) -> None:
+    weight = random_weight(kind, 1000, 512)
+    apply, x = ops.packed_linear(weight, None), randn(40, 512)
+    whole = apply(x)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for begin, end in [(0, 1), (3, 5), (7, 14), (0, 40), (39, 40), (11, 29)]:
+            assert torch.equal(apply(x[begin:end]), whole[begin:end])
+        assert torch.equal(apply(x.flip(0)).flip(0), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+def test_only_the_own_columns_are_written(ops: Ops, kind: Kind) -> None:
+    weight = random_weight(kind, 37, 256)
+    for n in (1, 7):
+        x, around = randn(n, 256), torch.full((n + 2, 70), torch.nan)
+        inside = around[1 : n + 1, 20:57]
+        assert ops.packed_linear(weight, None)(x, inside) is inside
+        check(weight, None, x, inside)
+        around[1 : n + 1, 20:57] = torch.nan
+        assert around.isnan().all()
+
+
+@pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.BF16], ids=lambda k: k.name)
+def test_the_largest_sums_do_not_overflow(ops: Ops, kind: Kind) -> None:
+    """Rows of extremes: sums that saturate in 16 bits, or leave 32, would show."""
+    weight = random_weight(kind, 16, 8192)
+    x = torch.ones(2, 8192)
+    x[1] = -1
+    everywhere = PackedWeight(
+        kind, 16, 8192, torch.full_like(weight.weight, -1), weight.scale, weight.sub, weight.group
+    )  # fmt: skip
+    check(everywhere, None, x, ops.packed_linear(everywhere, None)(x))
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+def test_what_is_not_finite_stays_in_its_row(ops: Ops, kind: Kind) -> None:
+    weight = random_weight(kind, 50, 256)
+    apply, x = ops.packed_linear(weight, None), randn(9, 256)
+    clean = apply(x)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        broken = x.clone()
+        broken[4, 77] = value
+        out = apply(broken)
+        assert not out[4].isfinite().any(), "a broken row has to show"
+        others = torch.arange(9) != 4
+        assert torch.equal(out[others], clean[others])
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+def test_zeros_and_tiny_inputs(ops: Ops, kind: Kind) -> None:
+    weight, bias = random_weight(kind, 20, 256), randn(1, 20)[0]
+    x = torch.zeros(3, 256)
+    x[1] = 1e-41
+    x[2, 3] = 1e-30
+    out = ops.packed_linear(weight, bias)(x)
+    assert torch.allclose(out, bias.expand(3, -1), atol=1e-6)
+
+
+def test_parts_of_several_kinds_stand_side_by_side(ops: Ops) -> None:
+    kinds = [Kind.Q4_MIN, Kind.Q4_MIN, Kind.Q8, Kind.BF16, Kind.BF16, Kind.Q6_K]
+    weights = [random_weight(k, n, 256, seed=i) for i, (k, n) in enumerate(zip(kinds, [32, 20, 7, 8, 16, 40]))]
+    bias = randn(1, sum(w.n_out for w in weights))[0]
+    method = PackedMethod(weights, bias, ops)
+    assert len(method.parts) == (0 if ops.name == "reference" else 5), "equal neighbours are one part"
+    for n in (1, 9):
+        x = randn(n, 256)
+        out, first = method.apply(x), 0
+        for weight in weights:
+            check(weight, bias[first : first + weight.n_out], x, out[:, first : first + weight.n_out].contiguous())
+            first += weight.n_out
+        assert first == out.shape[1]
+
+
+def test_an_embedding_and_its_head_share_one_weight(ops: Ops) -> None:
+    weight = random_weight(Kind.Q8, 100, 64)
+    table = PackedTable(weight, torch.bfloat16, ops)
+    tokens = torch.tensor([0, 99, 16, 16], dtype=torch.int32)
+    assert torch.equal(table.lookup(tokens), unpack(weight)[tokens].bfloat16())
+    head = table.head(90)
+    x = randn(3, 64, torch.bfloat16)
+    assert torch.equal(head.apply(x), ops.packed_linear(weight, None)(x)[:, :90])
+    if ops.name == "cpu":
+        assert head.parts[0].weight == weight.weight.data_ptr()
+
+
+def test_wrong_arguments_are_refused(ops: Ops) -> None:
+    if ops.name == "reference":
+        pytest.skip("torch itself refuses them")
+    apply = ops.packed_linear(random_weight(Kind.Q8, 32, 64), None)
+    with pytest.raises(ValueError, match="packed_linear"):
+        apply(randn(3, 32))
+    with pytest.raises(ValueError, match="packed_linear"):
+        apply(randn(3, 64), torch.empty(3, 31))
+    with pytest.raises(ValueError, match="contiguous"):
+        apply(randn(64, 3).T)
+    with pytest.raises(ValueError, match="packed_linear"):
+        apply(randn(3, 64), torch.empty(3, 32, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="int32"):
+        ops.packed_rows(random_weight(Kind.Q8, 32, 64), torch.tensor([1]), torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, before))
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,120 @@
+"""Rounding of weights while a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from bough.device.ops.packed import Kind, unpack
+from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.registry import Ops
+from bough.device.quant.base import Blocks
+from bough.device.quant.dense import DenseScheme
+from bough.device.quant.int4 import int4_in_groups
+from bough.device.quant.int8 import int8_in_groups, int8_per_output
+from bough.device.quant.packed import PackedMethod, PackedTable
+from bough.device.quant.scheme import Quantize, resolve_scheme
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class Given:
+    """A parameter that is in memory already."""
+
+    weight: Tensor
+    stored: Blocks | None = None
+
+    def dense(self) -> Tensor:
+        return self.weight
+
+    def blocks(self) -> Blocks | None:
+        return self.stored
+
+
+def weight(n_out: int, n_in: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
+
+
+@pytest.mark.parametrize("shape", [(40, 64), (5000, 32), (3, 70), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_are_the_nearest_of_their_grid(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    given = weight(*shape, dtype)
+    wide = given.float()
+    whole = unpack(int8_per_output(Given(given)))
+    assert ((whole - wide).abs() <= wide.abs().amax(1, keepdim=True) / 127 * 0.501).all()
+    grouped = unpack(int8_in_groups(Given(given)))
+    assert ((grouped - wide).abs() <= wide.abs().amax(1, keepdim=True) / 127 * 0.51).all()
+    four = unpack(int4_in_groups(Given(given)))
+    spread = wide.amax(1, keepdim=True).clamp(min=0) - wide.amin(1, keepdim=True).clamp(max=0)
+    assert ((four - wide).abs() <= spread / 15 * 2.6).all(), "what is cut off at most a quarter of the range"
+
+
+def test_four_bits_reproduce_what_had_four_bits() -> None:
+    """A group that lies on a grid of 16 values keeps them."""
+    grid = torch.randint(0, 16, (8, 4, 32)).float()
+    grid[:, :, 0], grid[:, :, 1] = 0, 15
+    given = (grid * 0.25 - 2).flatten(1)
+    assert torch.equal(unpack(int4_in_groups(Given(given))), given)
+
+
+def test_zeros_stay_zeros() -> None:
+    for packer in (int8_per_output, int8_in_groups, int4_in_groups):
+        assert not unpack(packer(Given(torch.zeros(20, 64)))).any()
+
+
+def test_the_cut_range_is_better_than_the_whole() -> None:
+    given = weight(200, 512)
+    wide = given.float().view(200, -1, 32)
+    low, high = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
+    scale = (high - low) / 15
+    plain = ((wide - low) / scale).round() * scale + low
+    cut = unpack(int4_in_groups(Given(given))).view_as(wide)
+    assert (cut - wide).pow(2).mean() < 0.95 * (plain - wide).pow(2).mean()
+
+
+def q8_blocks(given: Tensor) -> Blocks:
+    scale = (given.float().view(len(given), -1, 32).abs().amax(2) / 127).half()
+    q = (given.float().view(len(given), -1, 32) / scale.float()[..., None]).round().to(torch.int8)
+    rows = torch.cat((scale[..., None].view(torch.uint8), q.view(torch.uint8)), dim=2).flatten(1)
+    return Blocks("Q8_0", rows, given.shape[1])
+
+
+@pytest.mark.parametrize("quantize", ["auto", "none", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_every_scheme_computes_the_layer(ops: Ops, quantize: Quantize, dtype: torch.dtype) -> None:
+    scheme = resolve_scheme(quantize, ops, dtype)
+    a, b, bias = weight(48, 64, dtype), weight(20, 64, dtype), torch.randn(68).to(dtype)
+    parameters = [Given(a, q8_blocks(a)), Given(b, Blocks("Q5_0", torch.zeros(20, 44, dtype=torch.uint8), 64))]
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact = torch.nn.functional.linear(x.double(), torch.cat((a, b)).double(), bias.double())
+    found = scheme.linear(parameters, bias).apply(x)
+    share = {"auto": 0.02, "none": 0.01, "int8": 0.02, "int4": 0.15}[quantize]
+    assert found.dtype == dtype and (found.double() - exact).norm() < share * exact.norm()
+    table = scheme.table(Given(a, q8_blocks(a)), tied=True)
+    tokens = torch.tensor([3, 47, 3], dtype=torch.int32)
+    assert torch.allclose(table.lookup(tokens).float(), a[tokens].float(), atol=0.03)
+    for head in (table.head(40), scheme.head(Given(a, q8_blocks(a)), 40)):
+        out = head.apply(x)
+        assert out.shape == (5, 40) and (out.double() - x.double() @ a[:40].double().T).norm() < 0.02 * exact.norm()
+
+
+def test_which_form_is_chosen() -> None:
+    from bough.device.ops.registry import resolve_ops
+
+    ops = resolve_ops("auto")
+    if ops.name == "reference":
+        pytest.skip("no kernels here")
+    a = weight(48, 64)
+    stored, plain = [Given(a, q8_blocks(a))], [Given(a)]
+    kept = resolve_scheme("auto", ops, torch.bfloat16)
+    assert kept.linear(stored, None).parts[0].kind == Kind.Q8
+    assert kept.linear(plain, None).parts[0].kind == Kind.BF16
+    tiles = resolve_scheme("auto", ops, torch.bfloat16, ("amx_bf16",))
+    assert not tiles.linear(plain, None).parts, "oneDNN knows AMX"
+    assert isinstance(tiles.linear(stored, None), PackedMethod)
+    assert isinstance(kept.table(stored[0], tied=True), PackedTable)
+    assert isinstance(resolve_scheme("auto", ops, torch.float32), DenseScheme), "float32 is exact"
+    assert isinstance(resolve_scheme("auto", ReferenceOps("test"), torch.bfloat16), DenseScheme)

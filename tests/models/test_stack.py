@@ -1,0 +1,211 @@
+"""All layers in one call give the same bits as op after op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bough.device.attention.base import AttentionBatch
+from bough.device.attention.paged import PagedAttention
+from bough.device.layers.context import LayerContext
+from bough.device.ops.build import VARIANTS
+from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.cpu import CpuOps
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.library import load
+from bough.device.ops.packed import PackedWeight, pack_bf16, pack_int8
+from bough.device.ops.registry import Ops
+from bough.device.ops.stack import MOST_TOKENS
+from bough.device.quant.base import Parameter, Scheme
+from bough.device.quant.packed import PackedScheme, pack_dense
+from bough.device.quant.scheme import resolve_scheme
+from bough.models.llama import Llama
+
+Tensor = torch.Tensor
+CELLS = 1800
+
+
+class Layered(CpuOps):
+    """The slow twin: no op for all layers."""
+
+    def layer_stack(self, *arguments: object) -> None:
+        return None
+
+
+class Random:
+    """A checkpoint of random parameters of whatever shape the config implies."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
+
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        g = torch.Generator().manual_seed(sum(name.encode()))
+        values = torch.randn(self._shapes[name], generator=g)
+        return (1 + values / 8 if "norm" in name else values / 8).to(dtype or torch.float32)
+
+    def blocks(self, name: str) -> None:
+        return None
+
+
+def alternate(parameter: Parameter) -> PackedWeight:
+    """Keys and values as bfloat16 and the rest in 8 bits, so that a layer has parts of two kinds."""
+    weight = parameter.dense()
+    if len(weight) in (32, 192):
+        return pack_bf16(weight)
+    scale = weight.float().abs().amax(1) / 127
+    q = (weight.float() / scale[:, None]).round() + 128
+    return pack_int8(q.to(torch.uint8), scale)
+
+
+def bf16(ops: Ops) -> Scheme:
+    return PackedScheme(pack_dense, pack_dense, torch.bfloat16, ops)
+
+
+def parts(ops: Ops) -> Scheme:
+    return PackedScheme(alternate, pack_dense, torch.bfloat16, ops)
+
+
+def config_of(heads: tuple[int, int, int], hidden: int, inner: int, bias: bool) -> dict[str, Any]:
+    return {
+        "vocab_size": 300, "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 3,
+        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": heads[2], "rope_theta": 10000.0,
+        "rope_scaling": None, "max_position_embeddings": 512, "tie_word_embeddings": True, "attention_bias": bias,
+        "mlp_bias": bias,
+    }  # fmt: skip
+
+
+def shapes_of(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
+    q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    for i in range(c["num_hidden_layers"]):
+        layer = f"model.layers.{i}"
+        shapes |= {f"{layer}.{n}.weight": (hidden,) for n in ("input_layernorm", "post_attention_layernorm")}
+        linears = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
+        linears = {f"self_attn.{n}": s for n, s in linears.items()}
+        linears |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+        for name, shape in linears.items():
+            shapes[f"{layer}.{name}.weight"] = shape
+            if c["attention_bias"]:
+                shapes[f"{layer}.{name}.bias"] = shape[:1]
+    return shapes
+
+
+def caches_of(cells: Tensor, quantized: bool) -> list[Cells]:
+    """[N, KH, D] of each layer, or int8 with scales."""
+    if not quantized:
+        return list(cells)
+    caches = [QuantizedCells(torch.empty_like(c, dtype=torch.int8), c.new_empty(c.shape[:2]).float()) for c in cells]
+    for cache, values in zip(caches, cells):
+        cache.write(torch.arange(CELLS), values)
+    return list(caches)
+
+
+def group_of(n: int, shared: int) -> SharedGroups:
+    """All of ``n`` sequences, which share so many cells."""
+    return SharedGroups(torch.tensor([0, n]).int(), torch.arange(n).int(), torch.tensor([shared]).int())
+
+
+def forward(
+    ops: Ops, config: dict[str, Any], scheme: Callable[[Ops], Scheme], lengths: list[int], new: list[int], shared: int
+) -> tuple[Tensor, list[Tensor]]:
+    """Hidden states and caches after one step over random earlier KV; sequences share their first cells."""
+    attention = PagedAttention(ops)
+    source = Random(shapes_of(config))
+    context = LayerContext(source, ops, scheme(ops), attention, torch.bfloat16, torch.device("cpu"))
+    with torch.inference_mode():
+        model = Llama(config, context, 300, 600)
+        g = torch.Generator().manual_seed(4)
+        shape = (config["num_hidden_layers"], 2, CELLS, config["num_key_value_heads"], config["head_dim"])
+        cells = torch.randn(shape, generator=g).bfloat16()
+        k, v = (caches_of(cells[:, i].clone(), scheme is parts) for i in range(2))
+        order = torch.randperm(CELLS, generator=g).int()
+        table = torch.zeros(len(lengths) + 2, max(lengths), dtype=torch.int32)
+        positions, out_loc, used = [], [], shared
+        for row, (length, n) in enumerate(zip(lengths, new)):
+            table[row + 1, :length] = order[used : used + length]
+            table[row + 1, : min(shared, length - n)] = order[: min(shared, length - n)]
+            used += length
+            positions += range(length - n, length)
+            out_loc += table[row + 1, length - n : length].tolist()
+        batch = AttentionBatch(
+            page_table=table,
+            rows=torch.arange(1, len(lengths) + 1).int(),
+            q_start=torch.tensor([0, *new]).cumsum(0).int(),
+            seq_len=torch.tensor(lengths).int(),
+            positions=torch.tensor(positions).int(),
+            out_loc=torch.tensor(out_loc).int(),
+            groups=group_of(len(lengths), shared) if shared > 256 else None,
+        )
+        attention.plan(batch)
+        tokens = torch.randint(0, 300, (sum(new),), generator=g).int()
+        hidden = model.forward(tokens, k, v)
+        parts_of = [[c.data, c.scale] if isinstance(c, QuantizedCells) else [c] for c in (*k, *v)]
+        return hidden, [tensor for tensors in parts_of for tensor in tensors]
+
+
+@pytest.fixture(params=list(VARIANTS))
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    library = load().library
+    if library is None or request.param not in library.isas():
+        pytest.skip(f"this machine has no {request.param} kernels")
+    before = library.isa()
+    library.set_isa(request.param)
+    yield request.param
+    library.set_isa(before)
+
+
+MODELS = [
+    config_of((9, 3, 64), 576, 1536, False),
+    config_of((4, 2, 16), 64, 96, True),
+    config_of((4, 1, 32), 72, 100, True),
+]
+STEPS = [
+    ([1], [1], 0), ([300], [1], 5), ([7, 130, 1, 64], [1, 1, 1, 1], 5), ([20, 9], [3, 1], 2),
+    ([30, 20, 9], [5, 3, 1], 2), ([100], [MOST_TOKENS], 5), ([530, 540], [1, 2], 520),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [bf16, parts])
+@pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32"])
+def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: Callable[[Ops], Scheme]) -> None:
+    library = load().library
+    assert library is not None
+    before = torch.get_num_threads()
+    try:
+        for i, step in enumerate(STEPS):
+            torch.set_num_threads(i % 3 + 1)
+            hidden, caches = forward(CpuOps(library, "under test"), config, scheme, *step)
+            twin, twin_caches = forward(Layered(library, "the twin"), config, scheme, *step)
+            assert torch.equal(hidden, twin) and hidden.isfinite().all()
+            assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_op_is_left_out_where_it_does_not_fit() -> None:
+    library = load().library
+    if library is None:
+        pytest.skip("there are no kernels")
+    ops = CpuOps(library, "under test")
+
+    def stack_of(dtype: torch.dtype, dim: int, inner: int) -> object:
+        config = config_of((4, 2, dim), 64, inner, False)
+        source = Random(shapes_of(config))
+        context = LayerContext(
+            source, ops, resolve_scheme("none", ops, dtype), PagedAttention(ops), dtype, torch.device("cpu")
+        )
+        return Llama(config, context, 300, 512)._stack
+
+    assert stack_of(torch.bfloat16, 16, 96) is not None
+    assert stack_of(torch.float32, 16, 96) is None
+    assert stack_of(torch.bfloat16, 24, 96) is None
