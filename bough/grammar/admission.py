@@ -118,7 +118,8 @@ def _too_many(kind: str, keyword: str, n: int, most: int) -> InvalidRequest:
 def _deeper(text: str, brackets: re.Pattern[str], most: int) -> bool:
     """Whether brackets nest more than ``most`` deep, where those inside strings count too."""
     depth = 0
-    for bracket in brackets.findall(text):
+    for match in brackets.finditer(text):
+        bracket = match[0]
         if bracket in "([{":
             depth += 1
             if depth > most:
