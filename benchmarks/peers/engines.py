@@ -79,7 +79,7 @@ class Contender:
 
 def _file(path: Path, step: str) -> str:
     if not path.exists():
-        raise Unavailable(f"{path} is missing: `python -m benchmarks.peers setup {step}`")
+        raise Unavailable(f"{path.name} is missing: `python -m benchmarks.peers setup {step}`")
     return str(path)
 
 
