@@ -138,9 +138,7 @@ def build(config: Config) -> EngineCore:
         pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
-    grammar = Grammar(
-        config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.token_bytes)
-    )
+    grammar = Grammar(config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special))
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,
         clock=time.monotonic,

@@ -89,14 +89,12 @@ class Vocabulary:
         size: ids with a logit; the tokenizer may know fewer.
         eos_ids: ids that end a sequence.
         special: texts and ids of the special tokens.
-        token_bytes: the exact bytes of an id.
     """
 
     json: str
     size: int
     eos_ids: tuple[int, ...]
     special: Mapping[str, int]
-    token_bytes: Callable[[int], bytes]
 
 
 BackendFactory = Callable[[Vocabulary], Backend]

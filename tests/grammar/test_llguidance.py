@@ -28,7 +28,7 @@ def tokenizer(tiny_model: Path) -> Tokenizer:
 def backend(tokenizer: Tokenizer) -> LLGuidance:
     special = {tokenizer.token_text(token): token for token in tokenizer.special_ids}
     size = tokenizer.vocab_size + PADDING
-    return LLGuidance(Vocabulary(tokenizer.to_json(), size, (0, 2), special, tokenizer.token_bytes))
+    return LLGuidance(Vocabulary(tokenizer.to_json(), size, (0, 2), special))
 
 
 def walk(backend: LLGuidance, template: LLTemplate, ids: list[int]) -> bool:
