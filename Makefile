@@ -3,7 +3,8 @@
 #   make serve                     the embedded default model on http://127.0.0.1:30000
 #   make serve MODEL=path-or-id    a GGUF file, a Hugging Face folder or a hub id
 #   make serve ARGS="--port 8000"  any flag of `bough serve`
-#   make test | check | bench | clean
+#   make test JOBS=4               tests in that many processes, each on one core
+#   make check | test-all | bench | clean
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -13,6 +14,7 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?=
 ARGS ?=
+JOBS ?= 2
 
 # What an installation depends on; Python files do not count, the installation is editable.
 INPUTS := pyproject.toml constraints.txt setup.py bough/device/ops/build.py \
@@ -23,16 +25,19 @@ DEV := $(VENV)/.bough-dev
 .PHONY: help serve test test-all check bench clean
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,7s/^# *//p' Makefile
 
 serve: $(RUNTIME)
 	@exec $(VENV)/bin/bough serve $(MODEL) $(ARGS)
 
+# A core for each process: two that both compute on every core wait for each other at every barrier.
+PYTEST = OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+
 test: $(DEV)
-	@exec $(VENV)/bin/python -m pytest -m "not slow" -q $(ARGS)
+	@$(PYTEST) -m "not slow"
 
 test-all: $(DEV)
-	@exec $(VENV)/bin/python -m pytest -q $(ARGS)
+	@$(PYTEST)
 
 check: $(DEV)
 	@VENV=$(VENV) exec scripts/check

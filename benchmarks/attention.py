@@ -92,8 +92,9 @@ class Bench:
         seen = torch.arange(p.length) <= torch.arange(p.length - p.new, p.length)[:, None] if p.new > 1 else None
         for i, locs in enumerate(self.table):
             q = self.q[i * p.new : (i + 1) * p.new].transpose(0, 1)[None]
-            kv = (cells[locs].transpose(0, 1)[None] for cells in (k, v))
-            outs.append(torch.nn.functional.scaled_dot_product_attention(q, *kv, attn_mask=seen, enable_gqa=True)[0])
+            keys, values = (cells[locs].transpose(0, 1)[None] for cells in (k, v))
+            attend = torch.nn.functional.scaled_dot_product_attention
+            outs.append(attend(q, keys, values, attn_mask=seen, enable_gqa=True)[0])
         return torch.cat(outs, 1).transpose(0, 1)
 
     def group(self) -> SharedGroups:

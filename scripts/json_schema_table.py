@@ -76,7 +76,7 @@ def backend() -> LLGuidance:
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return LLGuidance(Vocabulary(tokenizer.to_str(), EOS + 1, (EOS,), {"<end>": EOS}, lambda token: bytes([token])))
+    return LLGuidance(Vocabulary(tokenizer.to_str(), EOS + 1, (EOS,), {"<end>": EOS}))
 
 
 def _alphabet() -> dict[str, int]:
