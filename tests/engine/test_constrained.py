@@ -16,6 +16,7 @@ from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Outputs, Request
 from bough.base.params import SamplingParams
 from bough.engine.build import EngineCore, build
+from tests.grammar.conftest import NEEDS_XGRAMMAR
 from tests.grammar.schemas import constraint, drawn
 
 CONTEXT = 1024
@@ -141,6 +142,32 @@ def check(model: Path, requests: list[Request], configurations: list[dict[str, A
     assert complete > len(requests) // 5
 
 
+@NEEDS_XGRAMMAR
+def test_xgrammar_validates_too(model: Path) -> None:
+    check(model, requests_of(range(30), 1), [{"grammar_backend": "xgrammar", "depth": depth} for depth in (0, 1)])
+
+
+def test_a_backend_is_one_file(model: Path) -> None:
+    import tests.grammar.trie  # noqa: F401  # registers itself
+
+    core = engine(model, depth=1, grammar_backend="trie")
+    requests = [
+        Request(
+            rid=str(i), ids=np.array([5, 6 + i], "<i4").tobytes(), params=SamplingParams(max_tokens=40, **way),
+            constraint=Constraint(kind="choice", text='["the cat", "the dog", "é"]'),
+        )
+        for i, way in enumerate(SAMPLING[:3])
+    ]  # fmt: skip
+    requests.append(msgspec.structs.replace(requests[0], rid="bad", constraint=Constraint(kind="regex", text="a")))
+    try:
+        told, _ = run(core, requests)
+    finally:
+        core.close()
+    said = texts(core, model, told)
+    assert {said[str(i)] for i in range(3)} <= {"the cat", "the dog", "é"}
+    assert told["bad"].finish is not None and told["bad"].finish.status == 400
+
+
 def test_jumping_changes_nothing(model: Path) -> None:
     off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
     check(model, requests_of(range(30), 1), [off, on, {"depth": 1, **on}, {"depth": 1, "step_tokens": 17, **on}])
@@ -198,8 +225,9 @@ def test_the_budget_ends_reasoning_that_the_model_begins(model: Path, opens: boo
     assert (refusal := told["bad"].finish) is not None and refusal.status == 400
 
 
-def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path) -> None:
-    core = engine(model, depth=1)
+@pytest.mark.parametrize("backend", ["llguidance", pytest.param("xgrammar", marks=NEEDS_XGRAMMAR)])
+def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path, backend: str) -> None:
+    core = engine(model, depth=1, grammar_backend=backend)
     bad = [
         Constraint(kind="regex", text="(?=a)b"), Constraint(kind="regex", text="("),
         Constraint(kind="json_schema", text='{"uniqueItems": true}'), Constraint(kind="json_schema", text="{"),
