@@ -28,6 +28,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 0, "repetition_penalty": 1.1, "stop": ("on", "}}")},
     {"temperature": 1.0, "seed": 4, "min_tokens": 5, "stop_token_ids": (40, 60)},
 )
+FLOAT32 = ("float32", "none", "auto")
 REASONING = {
     4: Reasoning(end=(30, 31), budget=3),
     5: Reasoning(end=(30, 31), budget=0),
@@ -58,11 +59,13 @@ class Told:
         return repr(vars(self))
 
 
-def engine(model: Path, **schedule: Any) -> EngineCore:
+def engine(model: Path, form: tuple[str, str, str] = FLOAT32, **schedule: Any) -> EngineCore:
+    """``form``: dtype, bits of the weights, dtype of the pool."""
     options = {"max_running": 16, "step_tokens": 64, "depth": 0, **schedule}
+    dtype, quantize, kv_dtype = form
     return build(Config(
-        model=ModelConfig(path=str(model), dtype="float32"),
-        kv=KVConfig(pool_tokens=4096),
+        model=ModelConfig(path=str(model), dtype=dtype, quantize=quantize),
+        kv=KVConfig(pool_tokens=4096, kv_dtype=kv_dtype),
         schedule=ScheduleConfig(**options),
         device=DeviceConfig(kernels="auto"),
     ))  # fmt: skip
@@ -110,11 +113,13 @@ def texts(core: EngineCore, model: Path, told: dict[str, Told]) -> dict[str, str
     return {rid: tokenizer.decode(reader.tokens) for rid, reader in told.items()}
 
 
-def check(model: Path, requests: list[Request], configurations: list[dict[str, Any]]) -> None:
+def check(
+    model: Path, requests: list[Request], configurations: list[dict[str, Any]], form: tuple[str, str, str] = FLOAT32
+) -> None:
     """All configurations tell the same, and what is complete validates."""
     reference: dict[str, Told] | None = None
     for schedule in configurations:
-        core = engine(model, **schedule)
+        core = engine(model, form, **schedule)
         try:
             told, _ = run(core, requests)
             if reference is None:
@@ -178,6 +183,15 @@ def test_jumping_changes_nothing(model: Path) -> None:
 def test_jumping_changes_nothing_on_many_schemas(model: Path, begin: int) -> None:
     off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
     check(model, requests_of(range(begin, begin + 40), 2), [off, on, {"depth": 1, **on}, {"depth": 1, **off}])
+
+
+@pytest.mark.skipif(not bit_for_bit(), reason="torch multiplies here, whose sums depend on the rows beside")
+@pytest.mark.parametrize(
+    "form", [("bfloat16", "none", "auto"), ("bfloat16", "int8", "int8"), ("bfloat16", "int4", "auto")], ids="-".join
+)
+def test_jumping_changes_no_bit_of_rounded_models(model: Path, form: tuple[str, str, str]) -> None:
+    off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
+    check(model, requests_of(range(30), 1), [off, on, {"depth": 1, **on}], form)
 
 
 def test_forced_tokens_cost_no_steps(model: Path) -> None:
