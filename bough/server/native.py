@@ -179,9 +179,7 @@ def _options(
         n=at_least_one("n", sampling.n, service.limits.n),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
-        namespace=Namespace(
-            salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i))
-        ),
+        namespace=Namespace(salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i))),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,

@@ -14,6 +14,7 @@ from bough.text.answer import AnswerParser
 from bough.text.formats import AnswerFormat
 from bough.text.tokenizer import Tokenizer
 
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The form of one request's answers.
