@@ -101,7 +101,9 @@ class _Layer:
         """The layer as the op that computes all of them takes it."""
         attention, mlp = self._attention, self._mlp
         linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
-        return StackedLayer(self._attention_norm.weight, self._mlp_norm.weight, *linears)
+        adapted = [linear.adapted for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down)]
+        ops = [layer.op for layer in adapted if layer is not None]
+        return StackedLayer(self._attention_norm.weight, self._mlp_norm.weight, *linears, ops)
 
 
 class Llama:
@@ -127,7 +129,7 @@ class Llama:
         context.check_all_read(
             lambda name: name.endswith("rotary_emb.inv_freq") or (c.tied and name == "lm_head.weight")
         )
-        self._attention = context.attention
+        self._attention, self._adapters = context.attention, context.adapters
         shape = StackShape(
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,
@@ -144,8 +146,9 @@ class Llama:
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
-        if self._stack is not None and len(tokens) <= MOST_TOKENS:
-            return self._stack(residual, self._attention.batch, k, v)
+        runs = None if self._adapters is None else self._adapters.runs
+        if self._stack is not None and len(tokens) <= MOST_TOKENS and (runs is None or self._stack.adapts):
+            return self._stack(residual, self._attention.batch, k, v, runs)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)
