@@ -22,6 +22,7 @@ from bough.device.ops.library import load
 from bough.weights.adapter import read_adapter
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
+from tests.driving import Driver, device_parts
 
 Make = Callable[..., Any]
 
@@ -67,8 +68,6 @@ class OpByOp(CpuOps):
 @pytest.fixture
 def make_adapted() -> Make:
     """(path, folders of adapters) -> a driver whose worker has them at the places 0, 1, ..."""
-    from tests.worker.conftest import Driver, device_parts
-
     def make(path: Path, adapters: list[Path], kernels: str = "reference", dtype: Any = torch.float32) -> Any:
         parts = device_parts("auto" if kernels == "twin" else kernels, dtype)
         if kernels == "twin":

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 
 from bough.base.errors import ConfigError
+from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
 from bough.device.lora.pool import AdaptedLayer
 from bough.device.ops.experts import Clamp, ExpertParts
@@ -160,12 +161,6 @@ class Experts:
 
 def _adapted(out: Tensor, x: Tensor, places: Tensor | None, layer: AdaptedLayer | None) -> Tensor:
     return out if places is None or layer is None else layer.rows(places, x, out)
-
-
-class FeedForward(Protocol):
-    """[T, D] -> [T, D]."""
-
-    def __call__(self, x: Tensor) -> Tensor: ...
 
 
 class SparseMoE:
