@@ -256,8 +256,10 @@ class Decoder:
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
-        if self._stack is not None and len(tokens) <= MOST_TOKENS:
-            return self._stack(residual, self._attention.batch, k, v)
+        adapters = self.context.adapters
+        runs = None if adapters is None else adapters.runs
+        if self._stack is not None and len(tokens) <= MOST_TOKENS and (runs is None or self._stack.adapts):
+            return self._stack(residual, self._attention.batch, k, v, runs)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "lora.h"
 #include "team.h"
 
 namespace {
@@ -101,28 +102,40 @@ struct Stack {
         if (fresh && !mine.alone) mine.wait();
     }
 
-    // Panels [first, last) of the outputs of all parts, which lie side by side in out [T, stride].
-    void slice(const LinearParts& l, const PreparedRows* prepared, int64_t first, int64_t last, T* out,
-               int64_t stride) const {
+    // Panels [first, last) of the outputs of all parts, which lie side by side in out [T, stride], with what the
+    // adapters of the tokens add to them.
+    void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t first, int64_t last,
+               T* out, int64_t stride) const {
+        int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
             int64_t own = ceil_div(part.n_out, PANEL);
             if (first < own) {
-                int64_t end = (last < own ? last : own) * PANEL;
-                linear_slice(part, prepared[i], tokens(), first * PANEL, end < part.n_out ? end : part.n_out, out,
-                             stride);
+                int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
+                if (end > part.n_out) end = part.n_out;
+                linear_slice(part, prepared[i], tokens(), begin, end, out + base, stride);
+                for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
+                    lora_expand(*lora, *call.lora, r, base + begin, base + end, out, stride);
             }
             first = first > own ? first - own : 0;
             last -= own;
-            out += part.n_out;
+            base += part.n_out;
         }
     }
 
-    void linear(const LinearParts& l, const T* x, T* out, int64_t stride, Mine& mine) {
+    // What the adapters need of the inputs x [T, n_in] of a layer.
+    void shrink(const LoraTable* lora, const T* x, int64_t n_in, Mine& mine) const {
+        if (!call.lora) return;
+        mine.share(call.lora->n_runs, 1, [&](int64_t r, int64_t) { lora_shrink(*lora, *call.lora, r, x, n_in); });
+        mine.wait();
+    }
+
+    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, Mine& mine) {
         PreparedRows prepared[MOST_PARTS];
         prepare(l, x, x == mine.normed, mine, prepared);
+        shrink(lora, x, l.part[0]->n_in, mine);
         mine.share(panels(l), STACK_CHUNK,
-                   [&](int64_t first, int64_t last) { slice(l, prepared, first, last, out, stride); });
+                   [&](int64_t first, int64_t last) { slice(l, lora, prepared, first, last, out, stride); });
         mine.wait();
     }
 
@@ -163,17 +176,18 @@ struct Stack {
         mine.wait();
     }
 
-    void gate_up(const LinearParts& l, Mine& mine) {
+    void gate_up(const LinearParts& l, const LoraTable* lora, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
         PreparedRows prepared[MOST_PARTS];
         prepare(l, mine.normed, true, mine, prepared);
+        shrink(lora, mine.normed, call.hidden_size, mine);
         mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
             T gate[MOST_STACK_TOKENS * WIDE], up[MOST_STACK_TOKENS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-            slice(l, prepared, first, last, gate - begin, WIDE);
-            slice(l, prepared, half + first, half + last, up - begin - size, WIDE);
+            slice(l, lora, prepared, first, last, gate - begin, WIDE);
+            slice(l, lora, prepared, half + first, half + last, up - begin - size, WIDE);
             for (int64_t t = 0; t < tokens(); ++t)
                 silu_mul_row(gate + t * WIDE, up + t * WIDE, (T*)call.act + t * size + begin, end - begin);
         });
@@ -187,13 +201,13 @@ struct Stack {
         for (int64_t i = 0; i < call.n_layers; ++i) {
             const StackLayer& layer = call.layers[i];
             add_norm(x, layer.attention_norm, mine);
-            linear(layer.qkv, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim, mine);
+            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim, mine);
             attend(layer, mine);
             x = (const T*)call.x;
-            linear(layer.out, (const T*)call.attention.out, (T*)call.x, dim, mine);
+            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim, mine);
             add_norm(x, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, mine);
-            linear(layer.down, (const T*)call.act, (T*)call.x, dim, mine);
+            gate_up(layer.gate_up, layer.gate_up_lora, mine);
+            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim, mine);
         }
         add_norm(x, call.final_norm, mine);
         if (mine.alone && mine.index > 0) return;
