@@ -26,7 +26,7 @@ from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.norm import RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
-from bough.device.ops.stack import MOST_TOKENS, StackedLayer, StackShape
+from bough.device.ops.stack import StackedLayer, StackShape
 from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
@@ -144,7 +144,7 @@ class Llama:
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
-        if self._stack is not None and len(tokens) <= MOST_TOKENS:
+        if self._stack is not None:
             return self._stack(residual, self._attention.batch, k, v)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
