@@ -179,9 +179,8 @@ struct StackLayer {
     const LoraTable *qkv_lora, *out_lora, *gate_up_lora, *down_lora;
 };
 
-// One call of all layers for the T <= MOST_STACK_TOKENS tokens of `rope`, whose k and v are the layers'. `embedded`
-// and `hidden`, the normed result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
-constexpr int MOST_STACK_TOKENS = 64;
+// One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
+// result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
