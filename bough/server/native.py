@@ -49,7 +49,10 @@ Triple = tuple[float | None, int, str | None]
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
-PER_PROMPT = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key", "cache_salt")
+PER_PROMPT = (
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key", "cache_salt",
+    "lora_path",
+)  # fmt: skip
 """Fields that may be a list of one value for each prompt."""
 
 
@@ -179,7 +182,10 @@ def _options(
         n=at_least_one("n", sampling.n, service.limits.n),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
-        namespace=Namespace(salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i))),
+        namespace=Namespace(
+            adapter=service.adapter(None, _each(body.lora_path, i)),
+            salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i)),
+        ),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,

@@ -29,7 +29,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that are refused unless they are absent, null, false or empty."""
 
-    lora_path: Any = None
     lora_id: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
@@ -84,6 +83,7 @@ class Sampling(Constrained, kw_only=True):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     model: str | None = None
+    lora_path: str | None = None
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -238,8 +238,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     video_data: Any = None
     mm_hashes: Any = None
     mm_content_hashes: Any = None
-    lora_path: Any = None
     lora_id: Any = None
+    lora_path: str | list[str] | None = None
     session_params: Any = None
     custom_logit_processor: Any = None
     positional_embed_overrides: Any = None
@@ -306,6 +306,20 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter and /load_lora_adapter; ``lora_path`` lies in the server's folder of adapters."""
+
+    lora_name: str
+    lora_path: str | None = None
+    pinned: bool | None = None
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter and /unload_lora_adapter."""
+
+    lora_name: str
+
+
 class Empty(msgspec.Struct):
     """A body that does not matter."""
 
@@ -327,7 +341,6 @@ UNSUPPORTED_NATIVE = (
     "video_data",
     "mm_hashes",
     "mm_content_hashes",
-    "lora_path",
     "lora_id",
     "session_params",
     "custom_logit_processor",
@@ -356,6 +369,7 @@ REASONS = {
     "conversation": "conversations are not stored; previous_response_id continues a response",
     "suffix": "this server continues text and does not insert into it",
     "prompt_embeds": "prompts are text or token ids",
+    "lora_id": "lora_path, or the model's name, says which adapter is meant",
     "input_embeds": "prompts are text or token ids",
     "return_entropy": "logprobs of alternatives are what is reported of a distribution",
     "return_sampling_mask": "logprobs of alternatives are what is reported of a distribution",
