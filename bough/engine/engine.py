@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import dataclasses
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
@@ -57,6 +57,22 @@ class Engine:
     def hello(self) -> Hello:
         """Facts about engine and model."""
         return self._engine.hello
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the engine runs on; :attr:`asynchronous` and :meth:`chunks` may be used on it only."""
+        return self._loop
+
+    @property
+    def asynchronous(self) -> AsyncEngine:
+        """The engine for coroutines."""
+        return self._engine
+
+    def chunks(
+        self, prompt: Prompt, params: SamplingParams | GenerateOptions | None = None, **sampling: Any
+    ) -> AsyncGenerator[Chunk, None]:
+        """As :meth:`stream`, for coroutines."""
+        return self._engine.stream(prompt, options_of(params, sampling))
 
     @overload
     def generate(
