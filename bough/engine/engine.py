@@ -207,11 +207,20 @@ class Engine:
             raise
 
     def _end_loop(self) -> None:
+        self._wait(_cancel_others())
         self._wait(self._loop.shutdown_asyncgens())
         self._wait(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """End what else runs on this loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def configured(config: Config, flags: Mapping[str, Any]) -> Config:

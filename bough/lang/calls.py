@@ -160,6 +160,7 @@ async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line |
     """The record of one call, with its time and what it failed with."""
     call = ex.program.begin(kind, name, line, ex.last_node)
     ex.current = call
+    ex.calls.append(call)
     began = time.perf_counter()
     try:
         yield call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bough.lang.ir import SglAct, SglArgument, SglConstantText, SglExpr, SglFork, SglGen, SglSelect, SglVariable
+from bough.lang.ir import SglAct, SglArgument, SglConstantText, SglExpr, SglGen, SglSelect, SglVariable
 
 if TYPE_CHECKING:
     from bough.lang.trace import TracerProgramState
@@ -21,7 +21,7 @@ def draw(tracer: TracerProgramState) -> str:
 def _lines(tracer: TracerProgramState, shared: int, indent: str) -> list[str]:
     """The lines of one state, of whose text ``shared`` characters came before."""
     items: list[tuple[str, list[TracerProgramState]]] = []
-    forks, text, chars = iter(tracer.forks), "", shared
+    text, chars = "", shared
 
     def flush() -> None:
         nonlocal text
@@ -29,18 +29,17 @@ def _lines(tracer: TracerProgramState, shared: int, indent: str) -> list[str]:
             items.append((f"text {len(text):,} chars {_quoted(text)}", []))
             text = ""
 
-    for node in tracer.flatten_nodes():
-        if isinstance(node, SglConstantText):
-            text += node.value
-            chars += len(node.value)
-            continue
-        if isinstance(node, SglArgument):
-            text += f"{{{node.name}}}"
-            continue
-        flush()
-        if isinstance(node, SglFork):
-            items.append((f"fork x{node.number} sharing {chars:,} chars", next(forks)))
-        else:
+    for i in range(len(tracer.nodes) + 1):
+        for states in [states for at, states in tracer.forks if at == i]:
+            flush()
+            items.append((f"fork x{len(states)} sharing {chars:,} chars", states))
+        node = tracer.nodes[i] if i < len(tracer.nodes) else None
+        if isinstance(node, SglConstantText | SglArgument):
+            piece = node.value if isinstance(node, SglConstantText) else f"{{{node.name}}}"
+            text += piece
+            chars += len(piece)
+        elif node is not None:
+            flush()
             items.append((_named(node), []))
     flush()
     lines = []

@@ -95,6 +95,7 @@ class StreamExecutor:
         self.use_thread = use_thread
         self.last_node = ""
         self.current: Call | None = None
+        self.calls: list[Call] = []
         self.pieces: dict[Any, list[tuple[str, Any]]] = {}
         self.types_wanted: dict[Any, Any] = {}
         self.values_done: set[Any] = set()
@@ -267,7 +268,7 @@ class StreamExecutor:
 
         if runs_here(self.loop):
             stop()
-        else:
+        elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(stop)
 
     def fail(self, error: BaseException, node: Any, line: Line | None) -> None:
@@ -325,19 +326,40 @@ class StreamExecutor:
     def _launch(self) -> None:
         if runs_here(self.loop):
             self._start()
-        else:
+            return
+        try:
             self.loop.call_soon_threadsafe(self._start, context=self._context)
+        except RuntimeError as error:  # the loop is closed, and its engine with it
+            self.fail(error, *self._queue[0])
+            self._rest()
 
     def _start(self) -> None:
         self._task = self.loop.create_task(self._work(), context=self._context)
+        self._task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # before its first step
+            if self.error_ is None:
+                self.fail(Cancelled("the event loop of the program ended"), None, None)
+            with self._lock:
+                self._rest()
+
+    def _rest(self) -> None:
+        """Nothing is being done any more, and nothing is left to do. Called with the lock held."""
+        self._queue.clear()
+        self._busy = False
+        self._task = None
+        self._idle.set()
+        self.ring()
+        self._leave()
 
     async def _work(self) -> None:
         while True:
             with self._lock:
                 self._work_inline()
                 if not self._queue:
-                    self._busy = False
-                    break
+                    self._rest()
+                    return
                 node, line = self._queue.popleft()
             try:
                 await interpret.perform(self, node, line)
@@ -348,10 +370,6 @@ class StreamExecutor:
                 if self.error_ is None:
                     self.fail(error, node, line)
             self.ring()
-        self._task = None
-        self._idle.set()
-        self.ring()
-        self._leave()
 
     def _leave(self) -> None:
         """Tell the backend when the last state of the program is done."""

@@ -64,9 +64,9 @@ class Report:
         return max((call.started + call.seconds for call in self.calls), default=0.0)
 
     def __str__(self) -> str:
-        rows = [("line", *_COLUMNS)]
-        rows += [(_place(line), *cost.row()) for line, cost in self.lines.items()]
-        rows.append(("all", *self.total.row()))
+        rows = [["line", *_COLUMNS]]
+        rows += [[_place(line), *cost.row()] for line, cost in self.lines.items()]
+        rows.append(["all", *self.total.row()])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         text = [f"{self.program}: {self.seconds:.3f} s"]
         for row in rows:

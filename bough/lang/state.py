@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
 
@@ -16,7 +16,10 @@ from bough.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
+from bough.lang.joining import Race, first_valid, majority
 from bough.lang.report import Report
+from bough.lang.types import Answer
+from bough.lang.waiting import Signal
 
 _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
@@ -211,17 +214,17 @@ class ProgramState:
 
         The last one is the value itself.
         """
-        from bough.lang.types import Answer
-
-        ex, written, shown = self.stream_executor, "", None
-        wanted = ex.types_wanted.get
+        ex, written, shown, seen = self.stream_executor, "", None, 0
         for piece in self.text_iter(var_name):
-            written += piece
-            kind = wanted(var_name)
-            partial = written if kind is None else Answer(kind).partial(written)
-            if partial is not None and partial != shown:
-                shown = partial
-                yield partial
+            pieces = [text for text, _ in ex.pieces[var_name][seen:]] if var_name in ex.pieces else [piece]
+            seen += len(pieces)
+            for text in pieces:
+                written += text
+                kind = ex.types_wanted.get(var_name)
+                partial = written if kind is None else Answer(kind).partial(written)
+                if partial is not None and partial != shown:
+                    shown = partial
+                    yield partial
         if (final := self.get_var(var_name)) != shown:
             yield final
 
@@ -275,40 +278,103 @@ class ProgramStateGroup:
         self.states = states
         self.src_state = src_state
 
-    def join(self, mode: str = "gather_variable") -> None:
+    def join(
+        self,
+        mode: str = "gather_variable",
+        *,
+        name: str | None = None,
+        valid: Callable[[Any], object] | None = None,
+        key: Callable[[Any], Any] | None = None,
+        until: Callable[[list[ProgramState]], object] | None = None,
+    ) -> list[int]:
         """Bring the states together and end them.
 
         Args:
-            mode: ``gather_variable`` makes every variable that is new in the states a list of their values in the
-                state that was forked; ``concate_and_append`` appends their new texts to its text.
+            mode: how.
 
-        Raises a ProgramError where a state failed, ValueError for another mode.
+                - ``gather_variable`` makes every variable that is new in the states a list of their values, in the
+                  state that was forked.
+                - ``concate_and_append`` appends their new texts to its text.
+                - ``first_valid`` takes the variables of the first state whose variable ``name`` is there, and accepted
+                  by ``valid``, if given; the others are stopped.
+                - ``majority`` takes those of a state with the value of ``name`` that most states have (by ``key``, if
+                  given), as soon as no other value can catch up; the others are stopped.
+                - ``predicate`` gathers from the finished states as soon as ``until`` says True of the list of them;
+                  the others are stopped.
+
+        Returns the numbers of the states that were taken. Raises a ProgramError where a state that is needed failed, or
+        no state will do; ValueError for another mode.
         """
-        source = self._source()
-        if mode == "gather_variable":
-            for state in self.states:
-                state.sync()
-            self._gather(source)
-        elif mode == "concate_and_append":
-            source += SglConcateAndAppend(self.states)
-            source.sync()
-        else:
-            raise ValueError(f"Invalid join mode: {mode}")
-        self.end()
+        work = self._joining(mode, name, valid, key, until)
+        while True:
+            try:
+                next(work).wait()
+            except StopIteration as end:
+                return list(end.value)
 
-    async def ajoin(self, mode: str = "gather_variable") -> None:
+    async def ajoin(self, mode: str = "gather_variable", **options: Any) -> list[int]:
         """As :meth:`join`, without blocking."""
-        source = self._source()
-        if mode == "gather_variable":
-            for state in self.states:
-                await state.stream_executor.idle.reached()
-            self._gather(source)
+        work = self._joining(mode, *(options.get(o) for o in ("name", "valid", "key", "until")))
+        while True:
+            try:
+                await next(work).reached()
+            except StopIteration as end:
+                return list(end.value)
+
+    def _joining(
+        self, mode: str, name: Any, valid: Any, key: Any, until: Any
+    ) -> Generator[Signal, None, Sequence[int]]:
+        """What to wait for; in the end the numbers of the states that were taken."""
+        source, everybody = self._source(), range(len(self.states))
+        executors = [state.stream_executor for state in self.states]
+        if mode in ("first_valid", "majority", "predicate"):
+            taken = yield from self._race(mode, Race(executors, name), valid, key, until)
+            if mode == "predicate":
+                self._gather(source, taken)
+            else:
+                winner = executors[taken[0]]
+                source.stream_executor.variables.update(winner.variables)
+                source.stream_executor.meta_info.update(winner.meta_info)
+        elif mode == "gather_variable":
+            for executor in executors:
+                yield executor.idle
+            self._gather(source, everybody)
+            taken = everybody
         elif mode == "concate_and_append":
             source += SglConcateAndAppend(self.states)
-            await source.settled()
+            yield source.stream_executor.idle
+            taken = everybody
         else:
             raise ValueError(f"Invalid join mode: {mode}")
         self.end()
+        return taken
+
+    def _race(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> Generator[Signal, None, Sequence[int]]:
+        taken: Sequence[int] | None = None
+        for signal in race.rounds():
+            if signal is not None:
+                yield signal
+                continue
+            if mode == "majority":
+                taken = majority(race, key or repr, complete=False)
+            elif mode == "first_valid" and (first := first_valid(race, valid or (lambda value: True))) is not None:
+                taken = [first]
+            elif mode == "predicate" and until([self.states[i] for i in race.finished]):
+                taken = list(race.finished)
+            if taken is not None:
+                break
+        if taken is None and mode == "majority":
+            taken = majority(race, key or repr, complete=True)
+        if taken is None and mode == "predicate":
+            taken = list(race.finished)
+        race.stop(taken or ())
+        for i, executor in enumerate(race.states):
+            if i not in (taken or ()):
+                yield executor.idle  # stopped, and its backend knows
+        if not taken:
+            self.end()
+            raise race.failure(f"no state of the fork will do ({mode})")
+        return taken
 
     def end(self) -> None:
         """Nothing more will be appended to any of the states."""
@@ -319,10 +385,11 @@ class ProgramStateGroup:
         assert self.src_state is not None, "a group that no fork made cannot be joined"
         return self.src_state
 
-    def _gather(self, source: ProgramState) -> None:
+    def _gather(self, source: ProgramState, taken: Sequence[int]) -> None:
         gathered: dict[Any, list[Any]] = {}
         before = source.stream_executor.variables
-        for i, state in enumerate(self.states):
+        for i in sorted(taken):
+            state = self.states[i]
             if state.stream_executor.error_ is not None:
                 self.end()
                 raise state.stream_executor.failure(f"state {i} of the fork is incomplete")

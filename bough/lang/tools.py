@@ -22,6 +22,7 @@ from bough.lang.backends.base import in_thread
 from bough.lang.errors import InvalidAnswer
 from bough.lang.ir import SglAct, SglGen
 from bough.lang.program import Line, remaining
+from bough.lang.types import schema_of
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -54,7 +55,7 @@ class Tool:
             default = parameter.default
             fields.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
         self._arguments = msgspec.defstruct(f"{self.name}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
-        self.parameters = _inlined(msgspec.json.schema(self._arguments))
+        self.parameters = _inlined(schema_of(self._arguments))
 
     def __repr__(self) -> str:
         return f"Tool({self.name})"
@@ -192,11 +193,7 @@ def _one_step(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer_schema(answer: SglGen) -> dict[str, Any]:
-    if answer.type is None or answer.type is str:
-        return {"type": "string"}
-    if callable(schema := getattr(answer.type, "model_json_schema", None)):
-        return _inlined(schema())
-    return _inlined(msgspec.json.schema(answer.type))
+    return {"type": "string"} if answer.type in (None, str) else _inlined(schema_of(answer.type))
 
 
 def _typed(answer: SglGen, value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from bough.lang.ir import (
     SglVarScopeEnd,
 )
 from bough.lang.state import ProgramState, ProgramStateGroup
+from bough.lang.waiting import Signal
 
 if TYPE_CHECKING:
     from bough.lang.function import SglFunction
@@ -101,7 +102,7 @@ class TracerProgramState(ProgramState):
         self.cur_role: str | None = None
         self.chat_template = backend.get_chat_template()
         self.child_states: list[TracerProgramState] = []
-        self.forks: list[list[TracerProgramState]] = []
+        self.forks: list[tuple[int, list[TracerProgramState]]] = []  # behind how many nodes, and into what
         for outer in _scope.get():
             outer.child_states.append(self)
 
@@ -122,8 +123,7 @@ class TracerProgramState(ProgramState):
             state.cur_role = self.cur_role
             state.chat_template = self.chat_template
             states.append(state)
-        self.forks.append(states)
-        self.nodes.append(node)
+        self.forks.append((len(self.nodes), states))
         return _TracedGroup(list(states), self)
 
     def sync(self) -> None:
@@ -205,15 +205,17 @@ class TracerProgramState(ProgramState):
 class _TracedGroup(ProgramStateGroup):
     """Traced states. Joining them makes their variables known to the state that was forked."""
 
-    def join(self, mode: str = "gather_variable") -> None:
+    def _joining(
+        self, mode: str, name: Any, valid: Any, key: Any, until: Any
+    ) -> Generator[Signal, None, Sequence[int]]:
         source = self.src_state
         assert isinstance(source, TracerProgramState)
-        if mode not in ("gather_variable", "concate_and_append"):
-            raise ValueError(f"Invalid join mode: {mode}")
         for state in self.states:
             assert isinstance(state, TracerProgramState)
-            for name, variable in state.variables.items():
-                source.variables.setdefault(name, variable)
+            for variable in state.variables.values():
+                source.variables.setdefault(variable.name, variable)
+        return range(len(self.states))
+        yield
 
     def end(self) -> None:
         """There is nothing to end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import re
 import types
@@ -107,8 +108,20 @@ def schema_of(wanted: Any) -> dict[str, Any]:
     if isinstance(wanted, dict):
         return wanted
     if callable(schema := getattr(wanted, "model_json_schema", None)):
-        return dict(schema())
-    return msgspec.json.schema(wanted)
+        return _closed(dict(schema()))
+    return _closed(msgspec.json.schema(wanted))
+
+
+def _closed(schema: Any) -> Any:
+    """A schema whose objects have the fields of their types and no others."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def _plain_values(wanted: Any) -> dict[str, Any] | None:
@@ -176,6 +189,7 @@ def _completions(text: str) -> Iterable[str]:
         yield text[:end] + close
 
 
+@functools.cache
 def partial_type(wanted: Any) -> Any:
     """``wanted`` with every field optional, all the way down."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)

@@ -50,9 +50,9 @@ def completion(sgl: Any, backend: Any) -> Any:
 def all_options(sgl: Any, backend: Any) -> Any:
     @sgl.function
     def p(s: Any) -> None:
-        s += "x" + sgl.gen("a", min_tokens=1, presence_penalty=0.5, frequency_penalty=0.25, top_p=0.5, stop_token_ids=[1],
-                           stop_regex="b", return_logprob=True, logprob_start_len=0, top_logprobs_num=2,
-                           return_text_in_logprobs=True)  # fmt: skip
+        s += "x" + sgl.gen("a", min_tokens=1, presence_penalty=0.5, frequency_penalty=0.25, top_p=0.5,
+                           stop_token_ids=[1], stop_regex="b", return_logprob=True, logprob_start_len=0,
+                           top_logprobs_num=2, return_text_in_logprobs=True)  # fmt: skip
         s += sgl.gen("b", regex="[a-z]+", json_schema='{"type": "object"}')
 
     s = p.run(backend=backend)
@@ -431,8 +431,9 @@ def definitions(sgl: Any, backend: Any) -> Any:
     @sgl.function(num_api_spec_tokens=9)
     def spec(s: Any, x: Any = 3) -> None: ...
 
-    return [raised(bad), spec.num_api_spec_tokens, spec.bind(x=2).num_api_spec_tokens, raised(lambda: sgl.gen(regex="(")),
-            raised(lambda: spec.run_batch("ab")), raised(lambda: spec.run())]  # fmt: skip
+    return [raised(bad), spec.num_api_spec_tokens, spec.bind(x=2).num_api_spec_tokens,
+            raised(lambda: sgl.gen(regex="(")), raised(lambda: spec.run_batch("ab")),
+            raised(lambda: spec.run())]  # fmt: skip
 
 
 @case
@@ -521,9 +522,10 @@ def tracing(sgl: Any, backend: Any) -> Any:
 
     tracer = p.trace(backend=backend)
     graph = tracer.last_node.print_graph_dfs()
-    return [[line.partition(" = ")[2].partition(" + ")[2] or line.partition(" = ")[2] for line in graph.splitlines()][:2],
-            len(tracer.child_states), raised(lambda: formatted.trace(backend=backend)),
-            raised(lambda: compared.trace(backend=backend)), [type(n).__name__ for n in tracer.flatten_nodes()][:4]]  # fmt: skip
+    lines = [line.partition(" = ")[2] for line in graph.splitlines()][:2]
+    return [[line.partition(" + ")[2] or line for line in lines], len(tracer.child_states),
+            raised(lambda: formatted.trace(backend=backend)), raised(lambda: compared.trace(backend=backend)),
+            [type(n).__name__ for n in tracer.flatten_nodes()][:4]]  # fmt: skip
 
 
 @case
