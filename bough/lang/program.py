@@ -71,7 +71,7 @@ class Call:
         return generated
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(eq=False)
 class Program:
     """What all states of one run share. Belongs to no thread."""
 

@@ -108,8 +108,8 @@ def schema_of(wanted: Any) -> dict[str, Any]:
     if isinstance(wanted, dict):
         return wanted
     if callable(schema := getattr(wanted, "model_json_schema", None)):
-        return _closed(dict(schema()))
-    return _closed(msgspec.json.schema(wanted))
+        return dict(_closed(schema()))
+    return dict(_closed(msgspec.json.schema(wanted)))
 
 
 def _closed(schema: Any) -> Any:

@@ -47,9 +47,13 @@ class Anthropic(AsyncBackend):
         messages = list(s.messages_) or [{"role": "user", "content": s.text_}]
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         kwargs = params.to_anthropic_kwargs()
-        if kwargs["top_k"] == -1:  # SGLang sends it, and is refused
-            del kwargs["top_k"]
-        return {"model": self.model_name, "system": system, "messages": messages, **kwargs}
+        # Newer clients have no arguments for these, and newer models take no more than one of them.
+        sampling = {name: kwargs.pop(name) for name in ("temperature", "top_p", "top_k")}
+        extra = {name: value for name, value in sampling.items() if value not in (1.0, -1)}
+        return {
+            "model": self.model_name, "system": system, "messages": messages, **kwargs,
+            **({"extra_body": extra} if extra else {}),
+        }  # fmt: skip
 
     async def _call(self, request: Any) -> Any:
         import anthropic
