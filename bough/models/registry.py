@@ -8,3 +8,6 @@ from bough.models.base import Model
 MODELS: Registry[type[Model]] = Registry("model type")
 MODELS.add("bert", "bough.models.bert:Bert")
 MODELS.add("llama", "bough.models.llama:Llama")
+MODELS.add("mistral", "bough.models.mistral:Mistral")
+MODELS.add("qwen2", "bough.models.qwen2:Qwen2")
+MODELS.add("qwen3", "bough.models.qwen3:Qwen3")

@@ -44,9 +44,12 @@ class LayerContext:
         self._source, self.dtype = source, dtype
         self._unread = dict.fromkeys(source.names())
 
-    def parameter(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a parameter; ConfigError if it is missing or its shape is not the one that the config implies."""
-        tensor = self._source.tensor(name, self.dtype)
+    def parameter(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Read a parameter, in ``dtype`` or the model's.
+
+        ConfigError if it is missing or its shape is not the one that the config implies.
+        """
+        tensor = self._source.tensor(name, dtype or self.dtype)
         _check_shape(name, tuple(tensor.shape), shape)
         self._count(name, shape)
         return tensor.to(self.device)

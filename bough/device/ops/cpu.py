@@ -9,6 +9,7 @@ import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
@@ -53,6 +54,8 @@ class CpuOps:
         self._packed_rows = library.function("packed_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype == torch.float32 != x.dtype:
+            return self._reference.rms_norm(x, weight, eps)
         dtype, (n, dim) = _dtype(x, weight), x.shape
         _check(weight.shape == (dim,), "rms_norm", x, weight)
         out = torch.empty_like(x)
@@ -61,6 +64,8 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype == torch.float32 != x.dtype:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
         dtype, (n, dim) = _dtype(x, residual, weight), x.shape
         _check(residual.shape == x.shape and weight.shape == (dim,), "add_rms_norm", x, residual, weight)
         out = torch.empty_like(x)
@@ -75,6 +80,9 @@ class CpuOps:
         self._silu_mul(dtype, x.data_ptr(), out.data_ptr(), n, dim // 2, torch.get_num_threads())
         return out
 
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return self._reference.gelu_mul(x)
+
     def rope_kv_write(
         self,
         qkv: Tensor,
@@ -83,10 +91,11 @@ class CpuOps:
         out_loc: Tensor,
         k_cache: Cells,
         v_cache: Cells,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
     ) -> Tensor:
+        if heads.interleaved or heads.norm:
+            return self._reference.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
+        n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.dim
         dtype, n, rotary = _dtype(qkv), len(qkv), cos_sin.shape[1]
         kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
         if head_dim > MAX_HEAD_DIM and kv_dtype != dtype:
@@ -118,12 +127,12 @@ class CpuOps:
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
-        scale: float,
+        scoring: Scoring,
         groups: SharedGroups | None = None,
     ) -> Tensor:
         dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
-        if dim % 16:
-            return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale)
+        if dim % 16 or scoring != Scoring(scoring.scale):
+            return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scoring)
         n = len(rows)
         _check(
             k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
@@ -141,7 +150,7 @@ class CpuOps:
         call = AttentionCall(
             q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
             seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3),
-            page_table.shape[1], n, n_heads, n_kv_heads, dim, scale, torch.get_num_threads(), kv_dtype,
+            page_table.shape[1], n, n_heads, n_kv_heads, dim, scoring.scale, torch.get_num_threads(), kv_dtype,
             len(groups.tokens) if groups else 0,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
