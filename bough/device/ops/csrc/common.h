@@ -62,7 +62,8 @@ struct RopeCall {
 };
 
 // One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
-// logit; top_k = vocab, top_p = 1 and least_z = -inf keep every token; least_z bounds (logit - largest) / temperature.
+// logit, or -1 for a row that gives -1 whatever it holds; top_k = vocab, top_p = 1 and least_z = -inf keep every token;
+// least_z bounds (logit - largest) / temperature.
 struct SampleCall {
     const void* logits;
     const int64_t* best;
