@@ -227,8 +227,9 @@ class Simulation:
         if waiting >= self._settings.queue_requests:
             require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
         elif need > most or _refused_by_gates(arrival) or hopeless:
-            require(status == 400, "I8 refusal", "{} got {}", request.rid, status)
-        else:
+            missing = request.namespace.adapter == BROKEN or self._pins
+            require(status == 400 or missing, "I8 refusal", "{} got {}", request.rid, status)
+        elif request.namespace.adapter != BROKEN and not self._pins:
             require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
         self._rejected += status != 200
 
