@@ -11,8 +11,8 @@ import numpy as np
 from bough.base.plan import Ints, Masks, StepPlan, StepResult
 from bough.sim.device import FakeDevice, Launched
 
-from .oracle import CONTEXT, VOCAB, root_of
 from .adapters import FakeAdapters
+from .oracle import CONTEXT, VOCAB, root_of
 from .script import Arrive, Settings
 
 

@@ -20,7 +20,10 @@ def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, **config}))
     if tensors is None:
-        tensors = {f"{PREFIX}.q_proj.lora_A.weight": torch.ones(4, 6), f"{PREFIX}.q_proj.lora_B.weight": torch.ones(8, 4)}
+        tensors = {
+            f"{PREFIX}.q_proj.lora_A.weight": torch.ones(4, 6),
+            f"{PREFIX}.q_proj.lora_B.weight": torch.ones(8, 4),
+        }
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
