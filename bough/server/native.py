@@ -177,13 +177,14 @@ def _options(
         params = _with_logprobs(params, body, i, len(prompt.ids))
     elif silent:  # a forward over the prompt that reports nothing
         params = msgspec.structs.replace(params, prompt_logprobs=0, logprob_start=len(prompt.ids))
+    adapters = [name or "" for name in body.lora_path] if isinstance(body.lora_path, list) else body.lora_path
     options = GenerateOptions(
         params=params,
         n=at_least_one("n", sampling.n, service.limits.n),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
         namespace=Namespace(
-            adapter=service.adapter(None, _each(body.lora_path, i)),
+            adapter=service.adapter(None, _each(adapters, i)),
             salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i)),
         ),
         priority=body.priority or 0,
