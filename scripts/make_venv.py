@@ -30,7 +30,14 @@ def main(folder: Path) -> None:
             wheel = Path(scratch, WHEEL)
             wheel.write_bytes(data)
             # A wheel of pip can be run as it is, and install itself.
-            command: list[str | Path] = [folder / "bin" / "python", wheel / "pip", "install", "--quiet", "--no-index", wheel]
+            command: list[str | Path] = [
+                folder / "bin" / "python",
+                wheel / "pip",
+                "install",
+                "--quiet",
+                "--no-index",
+                wheel,
+            ]
             subprocess.run(command, check=True)
 
 
