@@ -16,6 +16,7 @@ from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
 from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.base.plan import Ints
+from bough.base.program import Grant, Lease, Program
 
 PROTOCOL = 1
 """Version of this schema; the two ends compare it in :class:`Hello`."""
@@ -47,6 +48,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         constraint: what the answer must look like; None: anything.
         reasoning: how the answer's reasoning ends, where the engine has to know.
         pooling: a vector is wanted and no text; ``params`` mean nothing then.
+        program: the program that the request belongs to; None: it is one by itself.
+        lease: how long the prompt's KV is wanted.
     """
 
     rid: str
@@ -58,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     pooling: PoolingParams | None = None
+    program: Program | None = None
+    lease: Lease | None = None
 
     @property
     def prompt(self) -> Ints:
@@ -69,6 +74,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these requests in whatever state they are; unknown and finished ones are ignored."""
 
     rids: list[str]
+
+
+class EndProgram(msgspec.Struct, frozen=True, tag="end_program"):
+    """No more requests of ``program`` (the id that its client gave it) will come; unknown ones are ignored.
+
+    With ``abort``, those that there are stop in whatever state they are.
+    """
+
+    tenant: str
+    program: str
+    abort: bool = False
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -117,6 +133,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         logprobs: one per token, where asked.
         prompt_logprobs: newly computed ones, in order of position, where asked.
         pooled: with ``finish``, the vector of a request that wanted one, as little-endian float32.
+        grant: with ``finish``, what a request of a program, or with a lease, was granted.
     """
 
     rid: str
@@ -128,6 +145,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     pooled: bytes | None = None
+    grant: Grant | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
@@ -209,7 +227,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     step_tokens: list[int]
 
 
-ToEngine = Request | Abort | Control
+ToEngine = Request | Abort | EndProgram | Control
 FromEngine = Hello | Outputs | ControlReply | Stats
 
 encode = msgspec.msgpack.Encoder().encode

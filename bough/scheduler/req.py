@@ -10,6 +10,7 @@ import numpy as np
 from bough.base.messages import Request
 from bough.base.plan import Ints
 from bough.scheduler.guide import Guide
+from bough.scheduler.programs import ProgramState
 from bough.text.stop import StopMatcher
 
 NO_ROW = -1
@@ -47,6 +48,7 @@ class Req:
         retractions: how often its row was taken away.
         failures: failed forwards it took part in.
         guide: state of its constraint, None without one.
+        program: what it is a part of, None for a program of one request.
     """
 
     request: Request
@@ -65,6 +67,7 @@ class Req:
     retractions: int = 0
     failures: int = 0
     guide: Guide | None = None
+    program: ProgramState | None = None
 
     @property
     def n_prompt(self) -> int:
