@@ -99,7 +99,8 @@ class Finish(msgspec.Struct, frozen=True):
 
     ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
     length, abort, timeout or error; ``message`` explains the last three, ``param`` names the field to blame.
-    ``warnings`` name what of a constraint that is not strict was not enforced.
+    ``warnings`` name what of a constraint that is not strict was not enforced. ``grant`` says what a request
+    of a program, or with a lease, was granted.
     """
 
     kind: Literal["stop", "length", "abort", "timeout", "error"]
@@ -108,6 +109,7 @@ class Finish(msgspec.Struct, frozen=True):
     status: int = 200
     param: str | None = None
     warnings: tuple[str, ...] = ()
+    grant: Grant | None = None
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +135,6 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
         logprobs: one per token, where asked.
         prompt_logprobs: newly computed ones, in order of position, where asked.
         pooled: with ``finish``, the vector of a request that wanted one, as little-endian float32.
-        grant: with ``finish``, what a request of a program, or with a lease, was granted.
     """
 
     rid: str
@@ -145,7 +146,6 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[Logprob] | None = None
     prompt_logprobs: list[Logprob] | None = None
     pooled: bytes | None = None
-    grant: Grant | None = None
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):

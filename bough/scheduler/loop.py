@@ -307,7 +307,9 @@ class Scheduler:
         if self._programs.grants:
             grants, self._programs.grants = self._programs.grants, {}
             self._news = [
-                structs.replace(o, grant=grants[o.rid]) if o.finish is not None and o.rid in grants else o
+                structs.replace(o, finish=structs.replace(o.finish, grant=grants[o.rid]))
+                if o.finish is not None and o.rid in grants
+                else o
                 for o in self._news
             ]
         if self._news:

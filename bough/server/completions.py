@@ -37,6 +37,7 @@ from bough.server.options import (
     split_prompt,
     truncated,
 )
+from bough.server.programs import program_of
 from bough.server.schema import UNSUPPORTED_COMPLETION, CompletionRequest, refuse_unsupported
 from bough.server.service import Service
 from bough.server.work import Answer, Call
@@ -108,8 +109,9 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
         # The text of a prompt that was cut is what its ids say.
         prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
+    program = program_of(call.program, body.program)
     options = [
-        openai_options(service, engine, body, _lengths(service, body, prompt), rid)
+        openai_options(service, engine, body, _lengths(service, body, prompt), rid, program)
         for prompt, rid in zip(prompts, rids, strict=True)
     ]
     service.admit(call.flight, sequence_rids(options))

@@ -107,9 +107,7 @@ def _calls(turns: Sequence[dict[str, Any]], block: int, unit: int, fresh: _Fresh
 
 def _spread(blocks: Sequence[int], block: int) -> Ints:
     """``block`` tokens for each id."""
-    spread: Ints = (np.array(blocks, np.int32)[:, None] * np.int32(block) + np.arange(block, dtype=np.int32)).reshape(
-        -1
-    )
+    spread: Ints = np.add.outer(np.array(blocks, np.int32) * np.int32(block), np.arange(block, dtype=np.int32)).ravel()
     return spread
 
 
