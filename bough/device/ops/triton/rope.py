@@ -15,7 +15,6 @@ HEADS = 16
 """Heads of one token that a program takes."""
 
 
-
 @triton.jit
 def _write(cells, scales, at, head, inside, first, second, rest, column, tail, half, dim, places,
            TAIL: tl.constexpr, QUANTIZED: tl.constexpr, FP8: tl.constexpr):  # fmt: skip
@@ -133,5 +132,3 @@ def rope_kv_write(
 def parts(cells: Cells) -> tuple[Tensor, Tensor]:
     """The numbers, and their scales; the numbers twice where there are none."""
     return (cells.data, cells.scale) if isinstance(cells, QuantizedCells) else (cells, cells)
-
-

@@ -115,9 +115,7 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
         edge = 2139095040
         ties = vocab
         if top_k < vocab:
-            edge, before, weight = _threshold(
-                row, vocab, largest, temperature, top_k, float("inf"), 2139095040, BLOCK
-            )
+            edge, before, weight = _threshold(row, vocab, largest, temperature, top_k, float("inf"), 2139095040, BLOCK)
             ties = top_k - before
         if top_p < 1.0:
             whole = tl.zeros((), tl.float64)
