@@ -134,7 +134,7 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
             reached, before, weight = _threshold(row, vocab, largest, temperature, vocab, asked, edge, BLOCK)
             if reached < edge:
                 ties = vocab
-            single = tl.exp(-reached.to(tl.float32, bitcast=True)).to(tl.float64)
+            single = tl.exp(-tl.cast(reached, tl.float32, bitcast=True)).to(tl.float64)
             # How many of one weight it takes to reach what is asked for; at least one.
             missing = tl.ceil(tl.minimum((asked - weight) / tl.maximum(single, 1e-300), 2147483000.0)).to(tl.int32)
             ties = tl.minimum(ties, tl.maximum(missing, 1))
