@@ -21,6 +21,10 @@ class WorkerExecutor(Executor[Any], Protocol):
 
     built: BuiltWorker
 
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` between two steps, behind everything that was launched."""
+        ...
+
 
 class LocalExecutor:
     """One worker, driven by one thread of its own, so that the host plans while the device computes.
@@ -50,6 +54,10 @@ class LocalExecutor:
 
     def sample(self, forward: Future[ForwardHandle], masks: Masks | None) -> Future[StepResult]:
         return self._thread.submit(lambda: self.built.worker.sample(forward.result(), masks))
+
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` between two steps, behind everything that was launched."""
+        return self._thread.submit(lambda: work(self.built.worker))
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -96,6 +104,16 @@ class StreamExecutor:
             return _Step(worker, worker.launch(forward, masks))
         except Exception as error:
             return _Step(worker, error)
+
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` now, which is between two steps; the device does it behind all that was launched."""
+        done: Future[None] = Future()
+        try:
+            work(self.built.worker)
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
     def shutdown(self) -> None:
         """Nothing runs that nobody waits for."""

@@ -1,13 +1,13 @@
-"""Fills in what the configuration leaves to the machine. Pure: returns a new configuration."""
+"""Fills in what the configuration leaves to the machine, and returns a new configuration."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
-
 
 
 class Defaults(NamedTuple):
@@ -15,8 +15,9 @@ class Defaults(NamedTuple):
 
     Attributes:
         max_running: sequences in one step.
-        step_tokens: tokens of one step. A CPU is bound by arithmetic from a few hundred on, so that more would only make
-            running streams wait longer; a GPU needs thousands to be.
+        step_tokens: tokens of one step. A CPU is bound by arithmetic from some hundred on, so a larger budget would
+            only make everybody wait longer for it: running streams, and whoever arrives; a smaller one lets more decode
+            tokens ride along with prompts. A GPU needs thousands to be.
         memory_share: of what is free after loading. A CPU's memory is others', too.
     """
 
@@ -25,7 +26,7 @@ class Defaults(NamedTuple):
     memory_share: float
 
 
-DEFAULTS = {"cpu": Defaults(64, 512, 0.4), "cuda": Defaults(256, 8192, 0.9)}
+DEFAULTS = {"cpu": Defaults(64, 128, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
 def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
@@ -37,13 +38,20 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
     if not 0 < share <= 1:
         raise ConfigError(f"the memory share must be in (0, 1], not {share:g}", param="memory_share")
     if device == "cpu":
-        for param, value in (("dtype", config.model.dtype), ("quantize", config.model.quantize), ("kv_dtype", kv.kv_dtype)):
+        for param, value in (
+            ("dtype", config.model.dtype),
+            ("quantize", config.model.quantize),
+            ("kv_dtype", kv.kv_dtype),
+        ):
             if value == "fp8" or (param == "dtype" and value == "float16"):
                 raise ConfigError(f"{param} {value} needs a GPU", param=param)
     if not schedule.max_wait >= 0:
         raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
     _at_least_one("context_length", config.model.context_length)
     _at_least_one("threads", config.device.threads)
+    _at_least_one("max_loras", config.lora.max_loras)
+    if config.lora.lora_dir is not None and not Path(config.lora.lora_dir).is_dir():
+        raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
     max_running = _at_least_one("max_running", schedule.max_running) or defaults.max_running
     step_tokens = _at_least_one("step_tokens", schedule.step_tokens)
     step_tokens = step_tokens or max(defaults.step_tokens, 2 * max_running)

@@ -12,10 +12,10 @@ import torch
 from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
 from bough.base.plan import StepPlan
+from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
 from bough.models.base import KVShape, Model
 from bough.models.registry import MODELS
-from bough.device.attention.room import CapturedAttention
 from bough.worker.device_rows import DeviceRows
 from bough.worker.graphs import Capture, DecodeGraphs
 from bough.worker.kv_pool import KVPool
@@ -75,8 +75,9 @@ def build_worker(
     """Load the model that ``config`` (a Hugging Face config) describes and size the pool.
 
     ``free_memory`` is asked for bytes once the parameters are loaded, ``peak`` for those that the largest step takes
-    beside them; with ``capture``, for an attention that can be captured, steps of decodes are. Raises ConfigError for a model that cannot be served or
-    memory that does not suffice. ``vocab_size`` of the result is the number of ids with a logit.
+    beside them; with ``capture``, for an attention that can be captured, steps of decodes are. Raises ConfigError for
+    a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the number of ids
+    with a logit.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -95,11 +96,12 @@ def build_worker(
             n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
         pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-        runner = ModelRunner(model, context.attention, pool)
+        runner = ModelRunner(model, context.attention, pool, context.adapters)
         if capture is not None and model.causal:
             attention = cast(CapturedAttention, context.attention)
             runner.use(DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows))
-    worker = Worker(runner, rows, Sampler(model.vocab_size, context.ops), PromptLogprobs(context.ops))
+    sampler = Sampler(model.vocab_size, context.ops)
+    worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)
 
 

@@ -64,6 +64,7 @@ class ForwardBatch:
         sample_at: [S] int32 index among the T tokens of the position that each of them samples from.
         sample_rows: [S] int32 the rows themselves.
         host_q_start: [B + 1] ``q_start`` (host).
+        adapters: [B] the place of each row's adapter, or NO_ADAPTER (host).
     """
 
     tokens: Tensor
@@ -72,6 +73,7 @@ class ForwardBatch:
     sample_at: Tensor
     sample_rows: Tensor
     host_q_start: NDArray[np.int32]
+    adapters: NDArray[np.int32]
 
     @classmethod
     def from_plan(cls, plan: StepPlan, rows: DeviceRows) -> ForwardBatch:
@@ -84,9 +86,7 @@ class ForwardBatch:
         return cls.of(step, to_device(step.array, rows.device), rows, _groups(plan.shared, rows))
 
     @classmethod
-    def of(
-        cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None
-    ) -> ForwardBatch:
+    def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
         """The same from ``whole``, the array of ``step`` on the device. Nothing here looks at a number of it."""
         b_rows, starts, seq_len, at, out_loc, row_of, given, sample_at, sample_rows = torch.split(
             whole[: sum(step.lengths)], list(step.lengths)
@@ -103,7 +103,8 @@ class ForwardBatch:
             groups=groups,
             host=step.attention,
         )
-        return cls(tokens, attention, step.sampled, sample_at, sample_rows, step.attention.q_start)
+        host = step.attention
+        return cls(tokens, attention, step.sampled, sample_at, sample_rows, host.q_start, rows.adapter[host.rows])
 
 
 def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from bough.base.plan import StepPlan
+from bough.base.plan import NO_ADAPTER, StepPlan
 from bough.device.attention.room import CapturedAttention, Room
 from bough.device.attention.work import HostBatch
 from bough.device.platform.copies import fill, to_device
@@ -93,9 +93,10 @@ class DecodeGraphs:
         self._graphs = {size: self._make(size) for size in reversed(self.sizes)}
 
     def forward(self, plan: StepPlan) -> tuple[ForwardBatch, Tensor] | None:
-        """The plan's batch and hidden states [B, D], valid until the next call; None for steps that were not captured."""
+        """The plan's batch and hidden states [B, D], valid until the next call; None for steps of other kinds."""
         n = len(plan.rows)
-        if len(plan.tokens) != n or n > self.sizes[-1]:
+        adapted = self._rows.adapter[plan.rows] != NO_ADAPTER
+        if len(plan.tokens) != n or n > self.sizes[-1] or adapted.any():
             return None
         size = self.sizes[np.searchsorted(self.sizes, n)]
         graph, step = self._graphs[size], self._padded(plan, size)

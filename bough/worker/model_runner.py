@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from bough.base.plan import StepPlan
 from bough.device.attention.base import AttentionBackend
+from bough.device.lora.pool import AdapterPool
 from bough.models.base import Model
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
@@ -22,11 +24,14 @@ Tensor = torch.Tensor
 class ModelRunner:
     """Runs forwards. Everything is called in inference mode."""
 
-    def __init__(self, model: Model, attention: AttentionBackend, pool: KVPool) -> None:
+    def __init__(
+        self, model: Model, attention: AttentionBackend, pool: KVPool, adapters: AdapterPool | None = None
+    ) -> None:
         self._model = model
         self._attention = attention
         self._pool = pool
         self._graphs: DecodeGraphs | None = None
+        self._adapters = adapters
 
     def forward(self, plan: StepPlan, rows: DeviceRows) -> tuple[ForwardBatch, Tensor]:
         """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards."""
@@ -38,6 +43,8 @@ class ModelRunner:
 
     def compute(self, batch: ForwardBatch) -> Tensor:
         """Last hidden states [T, D] of a batch that attention is planned for."""
+        if self._adapters is not None:
+            self._adapters.plan(batch.adapters.tolist(), np.diff(batch.host_q_start).tolist())
         return self._model.forward(batch.tokens, self._pool.k, self._pool.v)
 
     def use(self, graphs: DecodeGraphs) -> None:

@@ -31,6 +31,8 @@ class Case:
 
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
+    bfloat16: float = 6e-2
+    """Relative distance of bfloat16: a rounding is 4e-3, and three layers of random weights have many."""
 
 
 LLAMA3 = {
@@ -38,6 +40,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32, "rope_theta": 500.0,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 CASES = {
     "llama": Case("llama", {"rope_parameters": LLAMA3}),
@@ -47,6 +50,10 @@ CASES = {
     "qwen2": Case("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2-window": Case("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": Case("qwen3", {"head_dim": 32}),
+    # Of random experts that score nearly alike, a rounding chooses.
+    "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
+    "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
+    "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
 }
 
 

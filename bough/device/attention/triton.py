@@ -15,6 +15,7 @@ from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
 
+
 class TritonAttention:
     """:class:`bough.device.attention.base.AttentionBackend`; steps of decodes can be captured in graphs."""
 

@@ -117,9 +117,7 @@ def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0) -> Work:
     return _packed(whole, np.concatenate(order), np.concatenate(positions))
 
 
-def _paying(
-    shared: Sequence[SharedPrefix], n_new: Ints, tiles: Tiles
-) -> list[tuple[Ints, int]]:
+def _paying(shared: Sequence[SharedPrefix], n_new: Ints, tiles: Tiles) -> list[tuple[Ints, int]]:
     """Groups whose prefix is worth a tile of its own: rows of few new tokens, at least a split of keys.
 
     Rows with many new tokens fill their tiles alone, and find the keys in the cache of the device anyway.

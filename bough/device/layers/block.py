@@ -73,7 +73,9 @@ class Block:
         ):
             return None
         linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
-        return StackedLayer(norms[0].weight, norms[1].weight, *linears)
+        adapted = (linear.adapted for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
+        adapters = [layer.op for layer in adapted if layer is not None]
+        return StackedLayer(norms[0].weight, norms[1].weight, *linears, adapters)
 
 
 class ParallelBlock:

@@ -99,4 +99,3 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 @cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
-

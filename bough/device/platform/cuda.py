@@ -59,7 +59,7 @@ def why_not() -> str:
 
 
 def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
-    """"cpu" or "cuda" for ``--device``: "auto" is a GPU where torch finds one that the kernels know, and Triton."""
+    """ "cpu" or "cuda" for ``--device``: "auto" is a GPU where torch finds one that the kernels know, and Triton."""
     if asked != "auto":
         return asked
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < FEATURES["bf16"]:

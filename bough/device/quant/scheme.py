@@ -41,5 +41,9 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
         return Fp8Scheme(ops, DenseScheme(ops))
     if ops.name == "reference" or (ops.name == "cpu" and dtype != torch.bfloat16):
         return DenseScheme(ops)
-    dense = DenseScheme(ops) if "amx_bf16" in features or ops.name == "triton" else PackedScheme(pack_dense, pack_dense, dtype, ops)
+    dense = (
+        DenseScheme(ops)
+        if "amx_bf16" in features or ops.name == "triton"
+        else PackedScheme(pack_dense, pack_dense, dtype, ops)
+    )
     return dense if quantize == "none" else PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)

@@ -49,7 +49,13 @@ class Report:
 
     @classmethod
     def launch(
-        cls, ops: Ops, logits: Tensor, tokens: Tensor, n_top: int, asked: tuple[int, ...], members: list[int] | None = None
+        cls,
+        ops: Ops,
+        logits: Tensor,
+        tokens: Tensor,
+        n_top: int,
+        asked: tuple[int, ...],
+        members: list[int] | None = None,
     ) -> Report:
         """About ``tokens`` [N] int64, from ``logits`` [N, V]."""
         wanted = to_device(np.array(asked, np.int64), logits.device)

@@ -159,9 +159,7 @@ class Sampler:
         masked = set() if context.masks is None else set(context.masked.tolist())
         return [i for i, row in enumerate(context.rows) if i in masked or any(row in f.rows for f in active)]
 
-    def _apply(
-        self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext
-    ) -> Tensor:
+    def _apply(self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext) -> Tensor:
         """``changed``, the logits [N, V] float32 of the rows at the indices ``ruled``, after masks and features."""
         if context.masks is not None:
             lines = np.searchsorted(ruled, context.masked)

@@ -107,7 +107,9 @@ def attention_builds() -> Iterator[Build]:
     for dim, group, kv, (softcap, window, sinks) in cases:
         for large in (False, True):
             blocks = attention.blocks_of(group, dim, torch.bfloat16, large, kv == torch.int8)
-            options = "".join(name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on)
+            options = "".join(
+                name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on
+            )
             yield Build(
                 f"attend {'large' if large else 'small'} D={dim} G={group} {kv} {options}".strip(),
                 attention.attend_kernel,
@@ -231,7 +233,9 @@ def main() -> None:
                 try:
                     print(json.dumps(compile_one(build, architecture)), flush=True)
                 except Exception as error:
-                    print(json.dumps({"name": build.name, "architecture": architecture, "error": str(error)}), flush=True)
+                    print(
+                        json.dumps({"name": build.name, "architecture": architecture, "error": str(error)}), flush=True
+                    )
 
 
 if __name__ == "__main__":

@@ -215,7 +215,8 @@ def attend(
             page_table.stride(0), scoring.scale, scoring.softcap, scoring.window,
             KV_HEADS=n_kv_heads, GROUP=group, DIM=dim, BLOCK_D=block_d, BLOCK_M=blocks.m, BLOCK_N=blocks.n,
             LARGE=int(large), QUANTIZED=isinstance(k_cache, QuantizedCells), SOFTCAP=scoring.softcap != 0.0,
-            WINDOW=scoring.window > 0, SINKS=scoring.sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            WINDOW=scoring.window > 0, SINKS=scoring.sinks is not None,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     if sizes.merged:

@@ -10,8 +10,10 @@ import torch
 from bough.base.plan import SharedPrefix
 from bough.device.attention.work import HostBatch, plan_work
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import PackedApply
 from bough.device.ops.sampling import Draws, TokenLogprobs
@@ -95,7 +97,7 @@ class TritonOps:
         return sampling.logprobs(logits, tokens, n_top, asked)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        return partial(_linear, weight, bias)
+        return partial(_linear, weight.to(self._device), bias)
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return linear.packed_linear(weight, bias, self._device)
@@ -104,6 +106,14 @@ class TritonOps:
         self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
     ) -> LayerStack | None:
         return None
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        return None
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        return DenseLora(self.linear, sizes, dtype)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return linear.packed_rows(weight, ids, dtype)

@@ -16,7 +16,6 @@ HEADS = 16
 """Heads of one token that a program takes."""
 
 
-
 @triton.jit
 def _write(cells, scales, at, mine, inside, first, second, rest, at_a, at_b, at_rest, left, places,
            TAIL: tl.constexpr, QUANTIZED: tl.constexpr, FP8: tl.constexpr):  # fmt: skip
