@@ -59,6 +59,9 @@ class ScheduleConfig:
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
     jump_forward: Literal["on", "off"] = option("on", "append tokens that a grammar forces without sampling them")
+    grammar_backend: Literal["llguidance", "xgrammar"] = option(
+        "llguidance", "library that constrains answers; xgrammar is an extra, for few schemas that are used long"
+    )
     max_wait: float = option(5.0, "seconds after which a waiting request goes first, whatever the policy")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
-from bough.grammar.base import BACKENDS, Backend, Vocabulary
+from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
 from bough.kv.manager import KVManager
@@ -42,13 +41,7 @@ from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
 
 log = logging.getLogger(__name__)
 
-GRAMMAR_BACKEND = "llguidance"
 GRAMMAR_THREADS = 2
-GRAMMAR_NICENESS = 19
-"""Compiles give way to the threads that generate."""
-GRAMMAR_STACK = 1 << 30
-"""Address space, of which only what is used takes memory: compiling recurses along references, and a constraint of
-the largest size allowed gets through with this, where the usual 8 MiB end the process."""
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
@@ -58,33 +51,15 @@ class Grammar:
     """The compiler of constraints with the threads that it works on."""
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
-        self._threads = _grammar_threads()
+        self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
 
-        def make() -> Backend:
-            return BACKENDS.get(GRAMMAR_BACKEND)(vocabulary)
-
-        self._backend = LazyBackend(self._threads.submit(make))
+        make = BACKENDS.get(config.schedule.grammar_backend)
+        self._backend = LazyBackend(self._threads.submit(make, vocabulary))
         self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._backend.close()
-
-
-def _grammar_threads() -> ThreadPoolExecutor:
-    threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
-    started = threading.Barrier(GRAMMAR_THREADS)
-    before = threading.stack_size(GRAMMAR_STACK)
-    try:
-        for _ in range(GRAMMAR_THREADS):  # each waits for the others, so that all of them are made now
-            threads.submit(started.wait)
-    finally:
-        threading.stack_size(before)
-    return threads
-
-
-def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GRAMMAR_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +118,10 @@ def build(config: Config) -> EngineCore:
         pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
-    grammar = Grammar(config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special))
+    vocabulary = Vocabulary(
+        tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.vocab_size, tokenizer.token_bytes
+    )
+    grammar = Grammar(config, vocabulary)
     adapters = (
         AdapterLoader(executor, Path(config.lora.lora_dir), config.lora.max_loras) if config.lora.lora_dir else None
     )

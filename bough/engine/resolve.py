@@ -9,14 +9,14 @@ from bough.base.config import Config
 from bough.base.errors import ConfigError
 
 CPU_MAX_RUNNING = 64
-CPU_STEP_TOKENS = 512
+CPU_STEP_TOKENS = 128
 
 
 def resolve(config: Config) -> Config:
     """``config`` with the scheduler's defaults for a CPU; raises ConfigError for values that cannot work.
 
-    A step on a CPU is bound by arithmetic from a few hundred tokens on, so a larger budget would only make
-    running streams wait longer for it.
+    A step on a CPU is bound by arithmetic from some dozens of tokens on, so a larger budget would only make everybody
+    wait longer for it: running streams, and whoever arrives. And fewer decode tokens would ride along with prompts.
     """
     kv, schedule = config.kv, config.schedule
     if not 1 <= kv.page_size <= 1024:

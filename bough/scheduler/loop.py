@@ -125,6 +125,8 @@ class Scheduler:
         began = self._clock()
         self._expire(began)
         self._open_gates()
+        if self._in_flight and self._constraints.jumpy():
+            self._commit_all()
         flight = self._planner.next(settled=not self._in_flight)
         if flight is not None:
             self._launch(flight)
@@ -139,8 +141,7 @@ class Scheduler:
         self._forward = flight, self._executor.forward(flight.plan)
         concerned, masks = self._constraints.concern(flight), None
         if concerned.any():
-            while self._in_flight:
-                self._commit(*self._in_flight.popleft())
+            self._commit_all()
             if self._forward is None:
                 return  # it was launched behind a step that failed
             masks, failed = self._constraints.masks(flight, concerned)
@@ -163,6 +164,10 @@ class Scheduler:
     def stalled(self) -> bool:
         """Whoever is here waits for something outside, such as a compile."""
         return self._at_gates
+
+    def _commit_all(self) -> None:
+        while self._in_flight:
+            self._commit(*self._in_flight.popleft())
 
     def _commit(self, flight: Flight, pending: Pending) -> None:
         try:

@@ -117,7 +117,6 @@ class StackLayer(ctypes.Structure):
 class StackCall(ctypes.Structure):
     """``StackCall`` of csrc/common.h."""
 
-    MOST_TOKENS = 64
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "final_norm", "embedded", "hidden", "x", "act")),
         ("rope", RopeCall),

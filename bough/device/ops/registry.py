@@ -38,7 +38,7 @@ class Ops(Protocol):
     shapes or dtypes that do not fit together.
 
     Attributes:
-        name: "reference" or "cpu".
+        name: "reference", "cpu" or "triton".
         reason: why this implementation was chosen, for people.
     """
 
@@ -133,7 +133,10 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`."""
+        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`.
+
+        -1 for a row whose ``draws.best`` is -1, whatever it holds.
+        """
         ...
 
     def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:

@@ -1,6 +1,7 @@
-"""All layers of a Llama-shaped model in one call, for the few tokens of a decode step.
+"""All layers of a Llama-shaped model in one call.
 
-At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. The
+At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With more
+of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the cache. The
 call computes what the separate ops compute, rounds where they round, and so gives the same bits.
 """
 
@@ -20,7 +21,6 @@ from bough.device.ops.lora import LoraOp, Runs
 
 Tensor = torch.Tensor
 
-MOST_TOKENS = StackCall.MOST_TOKENS
 MOST_HEAD_DIM = 512
 PANEL = 16
 
@@ -75,37 +75,28 @@ class LayerStack:
     ) -> None:
         """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
         those of their scales. ``final_norm`` is [D], ``rotary`` the table of the model."""
-        dtype, t = final_norm.dtype, MOST_TOKENS
         self._function, self._cells = function, cells
         self._kept = list(layers), final_norm, rotary
         self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
         self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
         heads = shape.n_heads + 2 * shape.n_kv_heads
-        room = [
-            torch.empty(t, width, dtype=dtype)
-            for width in (
-                heads * shape.head_dim,
-                shape.n_heads * shape.head_dim,
-                shape.n_heads * shape.head_dim,
-                shape.hidden_size,
-                shape.intermediate_size,
-            )
-        ]
-        self._room = room
-        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in room)
+        attended = shape.n_heads * shape.head_dim
+        self._widths = heads * shape.head_dim, attended, attended, shape.hidden_size, shape.intermediate_size
+        self._room: list[Tensor] = []
+        self._n_tokens = 0
         sizes = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
-        rope = RopeCall(qkv=qkv, q=q, cos_sin=rotary.data_ptr(), rotary_dim=rotary.shape[1], **sizes)
-        attention = AttentionCall(q=q, out=attended, scale=shape.scale, **sizes)
+        rope = RopeCall(cos_sin=rotary.data_ptr(), rotary_dim=rotary.shape[1], **sizes)
+        attention = AttentionCall(scale=shape.scale, **sizes)
         self._call = StackCall(
-            ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, x, act, rope, attention, len(layers),
+            ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
             shape.hidden_size, shape.intermediate_size, None, shape.eps, 0,
         )  # fmt: skip
 
     def __call__(
         self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells], runs: Runs | None = None
     ) -> Tensor:
-        """embedded [T, D], T <= MOST_TOKENS -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
+        """embedded [T, D] -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
 
         ``k`` and ``v`` are the caches [N, KH, D] of every layer, ``runs`` the tokens that have adapters.
         """
@@ -114,6 +105,8 @@ class LayerStack:
                 kv_dtype, layer.k, layer.v, layer.k_scale, layer.v_scale = self._cells(k_cache, v_cache)
                 self._call.rope.kv_dtype = self._call.attention.kv_dtype = kv_dtype
             self._caches = k
+        if len(embedded) > self._n_tokens:
+            self._reserve(len(embedded), embedded.dtype)
         hidden = torch.empty_like(embedded)
         call, threads = self._call, torch.get_num_threads()
         call.embedded, call.hidden, call.threads = embedded.data_ptr(), hidden.data_ptr(), threads
@@ -132,6 +125,15 @@ class LayerStack:
             attention.group_tokens = groups.tokens.data_ptr()
         self._function(ctypes.byref(call))
         return hidden
+
+    def _reserve(self, n_tokens: int, dtype: torch.dtype) -> None:
+        """Make room for what lies between the layers of so many tokens."""
+        self._n_tokens = n_tokens
+        self._room = [torch.empty(n_tokens, width, dtype=dtype) for width in self._widths]
+        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in self._room)
+        call = self._call
+        call.rope.qkv, call.rope.q, call.x, call.act = qkv, q, x, act
+        call.attention.q, call.attention.out = q, attended
 
 
 def stackable(layers: Sequence[StackedLayer], shape: StackShape, dtype: torch.dtype) -> bool:

@@ -62,7 +62,8 @@ struct RopeCall {
 };
 
 // One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
-// logit; top_k = vocab, top_p = 1 and least_z = -inf keep every token; least_z bounds (logit - largest) / temperature.
+// logit, or -1 for a row that gives -1 whatever it holds; top_k = vocab, top_p = 1 and least_z = -inf keep every token;
+// least_z bounds (logit - largest) / temperature.
 struct SampleCall {
     const void* logits;
     const int64_t* best;
@@ -179,9 +180,8 @@ struct StackLayer {
     const LoraTable *qkv_lora, *out_lora, *gate_up_lora, *down_lora;
 };
 
-// One call of all layers for the T <= MOST_STACK_TOKENS tokens of `rope`, whose k and v are the layers'. `embedded`
-// and `hidden`, the normed result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
-constexpr int MOST_STACK_TOKENS = 64;
+// One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
+// result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;

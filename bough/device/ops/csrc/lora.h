@@ -5,7 +5,7 @@
 //
 //     ... lora_shrink(table, runs, i, x, x_stride) for each of the runs ...
 //     ... barrier ...
-//     lora_expand(table, runs, i, begin, end, out, out_stride);    // once the columns [begin, end) of out are written
+//     lora_expand(table, runs, i, 0, T, begin, end, out, out_stride);    // once the columns [begin, end) of out are written
 #pragma once
 
 #include "elementwise.h"
@@ -26,31 +26,33 @@ INLINE void lora_shrink(const LoraTable& table, const LoraRuns& runs, int64_t i,
     const LoraAdapter* adapter = table.adapters[run.place];
     if (!adapter) return;
     PreparedRows rows = {(const uint32_t*)(x + run.first * x_stride), x_stride / 2};
-    linear_slice(adapter->a, rows, run.count, 0, adapter->a.n_out, lora_inner(runs, run.first), runs.inner_stride);
+    linear_slice(adapter->a, rows, run.count, 0, adapter->a.n_out, nullptr, lora_inner(runs, run.first), runs.inner_stride);
 }
 
-// Run i: out += B inner for the columns [begin, end), where `begin` is a part's first column or whole panels from it;
-// `out` is where token 0 and column 0 would lie.
-INLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i, int64_t begin, int64_t end, bf16* out,
-                        int64_t out_stride) {
+// Run i, as far as it is among the n tokens from `token` on: out += B inner for the columns [begin, end), where `begin`
+// is a part's first column or whole panels from it; `out` is where `token` and column 0 would lie.
+INLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i, int64_t token, int64_t n,
+                        int64_t begin, int64_t end, bf16* out, int64_t out_stride) {
     const LoraRun& run = runs.run[i];
     const LoraAdapter* adapter = table.adapters[run.place];
-    if (!adapter) return;
+    const int64_t top = run.first > token ? run.first : token;
+    const int64_t bottom = run.first + run.count < token + n ? run.first + run.count : token + n;
+    if (!adapter || top >= bottom) return;
     float delta[LORA_ROWS * LORA_COLUMNS];
     for (int64_t p = 0, offset = 0; p < table.n_parts; offset += table.sizes[p], ++p) {
         const PackedLinear& b = adapter->b[p];
         const int64_t stop = end < offset + table.sizes[p] ? end : offset + table.sizes[p];
         if (!b.weight) continue;
-        PreparedRows rows = {(const uint32_t*)(lora_inner(runs, run.first) + p * b.n_in), runs.inner_stride / 2};
+        PreparedRows rows = {(const uint32_t*)(lora_inner(runs, top) + p * b.n_in), runs.inner_stride / 2};
         for (int64_t from = begin > offset ? begin : offset; from < stop; from += LORA_COLUMNS) {
-            const int64_t first = from - offset, n = stop - from < LORA_COLUMNS ? stop - from : LORA_COLUMNS;
-            linear_slice(b, rows, run.count, first, first + n, delta - first, LORA_COLUMNS);
-            for (int64_t r = 0; r < run.count; ++r) {
-                bf16* to = out + (run.first + r) * out_stride + from;
+            const int64_t first = from - offset, width = stop - from < LORA_COLUMNS ? stop - from : LORA_COLUMNS;
+            linear_slice(b, rows, bottom - top, first, first + width, nullptr, delta - first, LORA_COLUMNS);
+            for (int64_t r = 0; r < bottom - top; ++r) {
+                bf16* to = out + (top - token + r) * out_stride + from;
                 const float* add = delta + r * LORA_COLUMNS;
                 int64_t c = 0;
-                for (; c + WIDTH <= n; c += WIDTH) store(to + c, load(to + c) + loadf(add + c));
-                for (; c < n; ++c) store_one(to + c, widen(to[c]) + add[c]);
+                for (; c + WIDTH <= width; c += WIDTH) store(to + c, load(to + c) + loadf(add + c));
+                for (; c < width; ++c) store_one(to + c, widen(to[c]) + add[c]);
             }
         }
     }
@@ -79,12 +81,14 @@ struct Lora {
     // Whole panels of each part: a share that a part ends in is cut there.
     void expand(int64_t i, int64_t begin) const {
         const LoraTable& table = *call.table;
+        const LoraRun& run = call.runs->run[i];
         const int64_t end = begin + LORA_SHARE < call.n_out ? begin + LORA_SHARE : call.n_out;
         for (int64_t p = 0, offset = 0; p < table.n_parts; offset += table.sizes[p], ++p) {
             int64_t from = begin > offset ? offset + (begin - offset + PANEL - 1) / PANEL * PANEL : offset;
             int64_t to = end > offset ? offset + (end - offset + PANEL - 1) / PANEL * PANEL : offset;
             if (to > offset + table.sizes[p]) to = offset + table.sizes[p];
-            if (from < to) lora_expand(table, *call.runs, i, from, to, (bf16*)call.out, call.n_out);
+            if (from < to) lora_expand(table, *call.runs, i, run.first, run.count, from, to, (bf16*)call.out + run.first * call.n_out,
+                                     call.n_out);
         }
     }
 };

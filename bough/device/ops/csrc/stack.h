@@ -1,4 +1,4 @@
-// All layers of a Llama-shaped model for a few tokens, in one parallel region.
+// All layers of a Llama-shaped model, in one parallel region.
 //
 // What is shared lies between barriers:
 //
@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time
 constexpr int64_t FEW_TOKENS = 6;
+constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS;     // tokens whose gates and values wait for each other
 
 template <typename T>
 struct Stack {
@@ -102,10 +103,17 @@ struct Stack {
         if (fresh && !mine.alone) mine.wait();
     }
 
-    // Panels [first, last) of the outputs of all parts, which lie side by side in out [T, stride], with what the
-    // adapters of the tokens add to them.
-    void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t first, int64_t last,
-               T* out, int64_t stride) const {
+    // Where panel `index` of all parts begins.
+    static const uint32_t* panel_at(const LinearParts& l, int64_t index) {
+        int i = 0;
+        for (; index >= ceil_div(l.part[i]->n_out, PANEL); ++i) index -= ceil_div(l.part[i]->n_out, PANEL);
+        return l.part[i]->weight + index * panel_words(*l.part[i]);
+    }
+
+    // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
+    // adapters add to them, for n tokens from `token` on; `then` as for linear_slice.
+    void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
+               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride) const {
         int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
@@ -113,9 +121,9 @@ struct Stack {
             if (first < own) {
                 int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
                 if (end > part.n_out) end = part.n_out;
-                linear_slice(part, prepared[i], tokens(), begin, end, out + base, stride);
+                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end, then, out + base, stride);
                 for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
-                    lora_expand(*lora, *call.lora, r, base + begin, base + end, out, stride);
+                    lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
             }
             first = first > own ? first - own : 0;
             last -= own;
@@ -130,12 +138,17 @@ struct Stack {
         mine.wait();
     }
 
-    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, Mine& mine) {
+    // `then`: where this thread's part of the next layer of weights begins, or null.
+    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const uint32_t* then,
+                Mine& mine) {
         PreparedRows prepared[MOST_PARTS];
         prepare(l, x, x == mine.normed, mine, prepared);
         shrink(lora, x, l.part[0]->n_in, mine);
-        mine.share(panels(l), STACK_CHUNK,
-                   [&](int64_t first, int64_t last) { slice(l, lora, prepared, first, last, out, stride); });
+        const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
+        mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
+            const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+            slice(l, lora, prepared, 0, tokens(), first, last, next, out, stride);
+        });
         mine.wait();
     }
 
@@ -163,8 +176,9 @@ struct Stack {
             attention_call.v_scale = layer.v_scale;
             attention.plan();
         }
-        mine.share(tokens() * heads, 1,
-                   [&](int64_t item, int64_t) { rotate_group<T>(rope, item / heads, (int)(item % heads)); });
+        mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
+        });
         mine.wait();
         const int64_t shared = attention.shared_items;
         if (shared) {
@@ -176,20 +190,27 @@ struct Stack {
         mine.wait();
     }
 
-    void gate_up(const LinearParts& l, const LoraTable* lora, Mine& mine) {
+    void gate_up(const LinearParts& l, const LoraTable* lora, const uint32_t* then, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
         PreparedRows prepared[MOST_PARTS];
         prepare(l, mine.normed, true, mine, prepared);
         shrink(lora, mine.normed, call.hidden_size, mine);
+        const int64_t own_end = half * (mine.index + 1) / mine.n;
         mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            T gate[MOST_STACK_TOKENS * WIDE], up[MOST_STACK_TOKENS * WIDE];
+            T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
-            // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-            slice(l, lora, prepared, first, last, gate - begin, WIDE);
-            slice(l, lora, prepared, half + first, half + last, up - begin - size, WIDE);
-            for (int64_t t = 0; t < tokens(); ++t)
-                silu_mul_row(gate + t * WIDE, up + t * WIDE, (T*)call.act + t * size + begin, end - begin);
+            for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
+                const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
+                const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+                // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
+                slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
+                      WIDE);
+                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
+                      up - begin - size, WIDE);
+                for (int64_t i = 0; i < rows; ++i)
+                    silu_mul_row(gate + i * WIDE, up + i * WIDE, (T*)call.act + (t + i) * size + begin, end - begin);
+            }
         });
         mine.wait();
     }
@@ -200,14 +221,19 @@ struct Stack {
         const T* x = nullptr;
         for (int64_t i = 0; i < call.n_layers; ++i) {
             const StackLayer& layer = call.layers[i];
+            auto first_of = [&](const LinearParts& l, int64_t count) { return panel_at(l, count * mine.index / mine.n); };
             add_norm(x, layer.attention_norm, mine);
-            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim, mine);
+            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
+                   first_of(layer.out, panels(layer.out)), mine);
             attend(layer, mine);
             x = (const T*)call.x;
-            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim, mine);
+            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
+                   first_of(layer.gate_up, panels(layer.gate_up) / 2), mine);
             add_norm(x, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, layer.gate_up_lora, mine);
-            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim, mine);
+            gate_up(layer.gate_up, layer.gate_up_lora, first_of(layer.down, panels(layer.down)), mine);
+            const LinearParts* next = i + 1 < call.n_layers ? &call.layers[i + 1].qkv : nullptr;
+            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
+                   next ? first_of(*next, panels(*next)) : nullptr, mine);
         }
         add_norm(x, call.final_norm, mine);
         if (mine.alone && mine.index > 0) return;
