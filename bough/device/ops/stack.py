@@ -1,8 +1,8 @@
 """All layers of a Llama-shaped model in one call.
 
-At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With more
-of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the cache. The
-call computes what the separate ops compute, rounds where they round, and so gives the same bits.
+At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With
+more of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the
+cache. The call computes what the separate ops compute, rounds where they round, and so gives the same bits.
 """
 
 from __future__ import annotations
