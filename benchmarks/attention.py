@@ -22,8 +22,9 @@ import torch
 from bough.bench.machine import facts
 from bough.device.ops.cells import Cells
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.registry import Ops, resolve_ops
-from bough.models.base import KVShape
+from bough.models.base import CacheSpec, KVShape
 from bough.worker.build import KV_DTYPES
 from bough.worker.kv_pool import KVPool
 
@@ -60,10 +61,11 @@ class Bench:
     def __init__(self, problem: Problem, ops: Ops) -> None:
         p, (n_heads, n_kv_heads, dim) = problem, problem.heads
         self.problem, self.ops = problem, ops
-        token = KVShape(1, n_kv_heads, dim, p.kv_dtype).bytes_per_token
+        spec = CacheSpec(n_kv_heads, dim, dim)
+        token = spec.bytes_per_token(p.kv_dtype)
         self.kv_bytes = p.kv_tokens * token
         layers = min(30, -(-ROTATED_BYTES // self.kv_bytes))
-        pool = KVPool(KVShape(layers, n_kv_heads, dim, p.kv_dtype), p.n_rows * p.length, torch.device("cpu"))
+        pool = KVPool(KVShape((spec,) * layers, p.kv_dtype), p.n_rows * p.length, torch.device("cpu"))
         self.layers: list[tuple[Cells, Cells]] = list(zip(pool.k, pool.v))
         self.table = torch.arange(p.n_rows * p.length).view(p.n_rows, p.length).int()
         self.table[:, : p.shared] = self.table[0, : p.shared]
@@ -74,15 +76,15 @@ class Bench:
         )
         turn = torch.cat((torch.ones(1, dim // 2), torch.zeros(1, dim // 2)), -1)
         for k, v in self.layers:
-            ops.rope_kv_write(values, turn, torch.zeros_like(locs), locs, k, v, n_heads, n_kv_heads, dim)
+            ops.rope_kv_write(values, turn, torch.zeros_like(locs), locs, k, v, Heads(n_heads, n_kv_heads, dim))
         self.rows = torch.arange(p.n_rows).int()
         self.q_start = torch.arange(p.n_rows + 1).int() * p.new
         self.seq_len = torch.full((p.n_rows,), p.length).int()
 
     def kernel(self, layer: int, groups: SharedGroups | None = None) -> Tensor:
         k, v = self.layers[layer]
-        scale = self.problem.heads[2] ** -0.5
-        return self.ops.paged_attention(self.q, k, v, self.table, self.rows, self.q_start, self.seq_len, scale, groups)
+        how = Scoring(self.problem.heads[2] ** -0.5)
+        return self.ops.paged_attention(self.q, k, v, self.table, self.rows, self.q_start, self.seq_len, how, groups)
 
     def gathered(self, layer: int) -> Tensor:
         """Every row's cells copied out and given to torch, row by row."""

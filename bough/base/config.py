@@ -59,6 +59,9 @@ class ScheduleConfig:
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
     jump_forward: Literal["on", "off"] = option("on", "append tokens that a grammar forces without sampling them")
+    grammar_backend: Literal["llguidance", "xgrammar"] = option(
+        "llguidance", "library that constrains answers; xgrammar is an extra, for few schemas that are used long"
+    )
     max_wait: float = option(5.0, "seconds after which a waiting request goes first, whatever the policy")
 
 
@@ -68,6 +71,14 @@ class DeviceConfig:
 
     threads: int | None = option(None, "compute threads; all cores by default")
     kernels: Literal["auto", "reference"] = option("auto", "compiled kernels where they exist, or plain torch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Adapters, which requests name as their model."""
+
+    lora_dir: str | None = option(None, "folder of adapters (PEFT): each subfolder is one, under its own name")
+    max_loras: int = option(8, "most adapters held at a time; the one used least recently makes room")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,5 +114,6 @@ class Config:
     kv: KVConfig = KVConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     device: DeviceConfig = DeviceConfig()
+    lora: LoraConfig = LoraConfig()
     serve: ServeConfig = ServeConfig()
     limits: Limits = DEFAULT_LIMITS

@@ -102,7 +102,7 @@ class AsyncEngine:
     async def close(self) -> None:
         """End every stream; an engine in this process stops, one in another goes on."""
         await self.client.close()
-        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of ``text``, in which the texts of special tokens act. Raises InvalidRequest for bad Unicode."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,13 +19,15 @@ from bough.base.errors import ConfigError
 from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.lora.pool import AdapterPool
 from bough.device.ops.registry import resolve_ops
 from bough.device.platform.cpu import CpuPlatform
 from bough.device.quant.scheme import resolve_scheme
+from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
-from bough.grammar.base import BACKENDS, Backend, Vocabulary
+from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
 from bough.kv.manager import KVManager
@@ -40,13 +41,7 @@ from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
 
 log = logging.getLogger(__name__)
 
-GRAMMAR_BACKEND = "llguidance"
 GRAMMAR_THREADS = 2
-GRAMMAR_NICENESS = 19
-"""Compiles give way to the threads that generate."""
-GRAMMAR_STACK = 1 << 30
-"""Address space, of which only what is used takes memory: compiling recurses along references, and a constraint of
-the largest size allowed gets through with this, where the usual 8 MiB end the process."""
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
@@ -56,33 +51,15 @@ class Grammar:
     """The compiler of constraints with the threads that it works on."""
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
-        self._threads = _grammar_threads()
+        self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
 
-        def make() -> Backend:
-            return BACKENDS.get(GRAMMAR_BACKEND)(vocabulary)
-
-        self._backend = LazyBackend(self._threads.submit(make))
+        make = BACKENDS.get(config.schedule.grammar_backend)
+        self._backend = LazyBackend(self._threads.submit(make, vocabulary))
         self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._backend.close()
-
-
-def _grammar_threads() -> ThreadPoolExecutor:
-    threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
-    started = threading.Barrier(GRAMMAR_THREADS)
-    before = threading.stack_size(GRAMMAR_STACK)
-    try:
-        for _ in range(GRAMMAR_THREADS):  # each waits for the others, so that all of them are made now
-            threads.submit(started.wait)
-    finally:
-        threading.stack_size(before)
-    return threads
-
-
-def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GRAMMAR_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +71,12 @@ class EngineCore:
     tokenizer_source: TokenizerSource
     executor: LocalExecutor
     grammar: Grammar
+    adapters: AdapterLoader | None
 
     def close(self) -> None:
         """Stop the device and the grammar backend."""
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.shutdown()
         self.grammar.close()
 
@@ -138,16 +118,23 @@ def build(config: Config) -> EngineCore:
         pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
-    grammar = Grammar(config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special))
+    vocabulary = Vocabulary(
+        tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.vocab_size, tokenizer.token_bytes
+    )
+    grammar = Grammar(config, vocabulary)
+    adapters = (
+        AdapterLoader(executor, Path(config.lora.lora_dir), config.lora.max_loras) if config.lora.lora_dir else None
+    )
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,
         clock=time.monotonic,
         draw=lambda: secrets.randbits(63),
         stop_matcher=_stop_matcher(tokenizer),
         compiler=grammar.compiler,
+        adapters=adapters,
     )  # fmt: skip
     hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule)
-    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar)
+    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
 
 
 def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
@@ -156,7 +143,8 @@ def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) ->
     attention = PagedAttention(ops)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
-    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device)
+    adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
+    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device, adapters)
     return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
 
 

@@ -15,19 +15,37 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """What one layer keeps of a token.
+
+    Attributes:
+        n_heads: key-value heads.
+        key_dim, value_dim: numbers of each; no values where they are a part of the keys (a latent).
+        window: positions that a token sees, its own included, so that older KV is never read again; 0: all of them.
+    """
+
+    n_heads: int
+    key_dim: int
+    value_dim: int
+    window: int = 0
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of keys and values in ``dtype``; int8 has a float32 scale per head of either."""
+        scale = 4 if dtype == torch.int8 else 0
+        return sum(self.n_heads * (dim * dtype.itemsize + scale) for dim in (self.key_dim, self.value_dim) if dim)
+
+
+@dataclass(frozen=True, slots=True)
 class KVShape:
     """What one token's KV looks like. A model says what it computes; the pool may hold another dtype."""
 
-    n_layers: int
-    n_kv_heads: int
-    head_dim: int
+    layers: tuple[CacheSpec, ...]
     dtype: torch.dtype
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes over all layers, keys and values; int8 has a float32 scale per token and kv head."""
-        scale = 4 if self.dtype == torch.int8 else 0
-        return 2 * self.n_layers * self.n_kv_heads * (self.head_dim * self.dtype.itemsize + scale)
+        """Bytes over all layers."""
+        return sum(layer.bytes_per_token(self.dtype) for layer in self.layers)
 
 
 class Model(Protocol):
@@ -62,7 +80,8 @@ class Model(Protocol):
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         """``tokens`` [T] int32 -> last hidden states [T, D], normalised.
 
-        Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer), as the attention backend was planned.
+        Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer, as ``kv_shape`` says), as the attention
+        backend was planned.
         """
         ...
 

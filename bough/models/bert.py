@@ -20,6 +20,7 @@ from bough.device.layers.embedding import Embedding
 from bough.device.layers.linear import Linear
 from bough.device.layers.norm import LayerNorm
 from bough.device.ops.cells import Cells
+from bough.device.ops.heads import Heads, Scoring
 from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
@@ -39,13 +40,14 @@ class _Layer:
         self._down = Linear(context, [(f"{prefix}.output.dense", d)], inner, bias=True)
         self._norm = LayerNorm(context, f"{prefix}.output.LayerNorm", d, eps)
         self._backend = context.attention
-        self._n_heads = config["num_attention_heads"]
-        self._scale = (d // self._n_heads) ** -0.5
+        n_heads = config["num_attention_heads"]
+        self._heads = Heads(n_heads, n_heads, d // n_heads)
+        self._scoring = Scoring(self._heads.dim**-0.5)
 
     def __call__(self, x: Tensor) -> Tensor:
         nothing = x[:0]
-        q = self._backend.write(self._qkv(x), nothing, nothing, nothing, self._n_heads)
-        attended = self._backend.forward(q, nothing, nothing, self._scale).flatten(1)
+        q = self._backend.write(self._qkv(x), nothing, nothing, nothing, self._heads)
+        attended = self._backend.forward(q, nothing, nothing, self._scoring).flatten(1)
         x = self._attention_norm(x + self._out(attended))
         return self._norm(x + self._down(torch.nn.functional.gelu(self._up(x))))
 
@@ -80,7 +82,7 @@ class Bert:
         )
         self.vocab_size = min(n_ids, config["vocab_size"])
         self.labels: tuple[str, ...] = ()
-        self.kv_shape = KVShape(0, 1, 1, context.dtype)
+        self.kv_shape = KVShape((), context.dtype)
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         x = self._norm(

@@ -146,7 +146,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         id=response_id,
         object="chat.completion.chunk" if body.stream else "chat.completion",
         created=int(time.time()),
-        model=service.model_name,
+        model=options.namespace.adapter or service.model_name,
         choices=[],
         **about_request(body, service.limits),
     )
@@ -210,7 +210,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
         for i in range(n)
     ]
     job.envelope.usage = job.usage()
-    if body.return_token_ids:
+    if body.return_token_ids or body.return_prompt_token_ids:
         job.envelope.prompt_token_ids = job.ids
     if body.prompt_logprobs is not None:
         job.envelope.prompt_logprobs = job.names.prompt(len(job.ids), prompt_logprobs, body.prompt_logprobs)
@@ -227,7 +227,7 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
         async for choices in pieces:
             if continuous:
                 envelope.usage = job.usage()
-            if body.return_token_ids and job.head:
+            if (body.return_token_ids or body.return_prompt_token_ids) and job.head:
                 envelope.prompt_token_ids = job.ids
                 head = _events(envelope, choices[: job.options.n])
                 envelope.prompt_token_ids = UNSET

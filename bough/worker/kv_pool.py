@@ -6,13 +6,13 @@ import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.pages import advise_huge_pages
-from bough.models.base import KVShape
+from bough.models.base import CacheSpec, KVShape
 
 Tensor = torch.Tensor
 
 
 class KVPool:
-    """Keys and values of every layer: cells [n_tokens, KH, D], indexed by loc.
+    """Keys and values of every layer: cells [n_tokens, KH, D] as its spec says, indexed by loc.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
     before that.
@@ -21,16 +21,16 @@ class KVPool:
     def __init__(self, shape: KVShape, n_tokens: int, device: torch.device) -> None:
         self.shape = shape
         self.n_tokens = n_tokens
-        size = (n_tokens, shape.n_kv_heads, shape.head_dim)
 
-        def cells() -> Cells:
+        def cells(layer: CacheSpec, dim: int) -> Cells:
+            size = (n_tokens, layer.n_heads, dim)
             data = torch.empty(size, dtype=shape.dtype, device=device)
             if device.type == "cpu":
                 # Cells of a fresh pool are first written in the middle of a step: 512 times fewer page faults.
                 advise_huge_pages(data)
-            if shape.dtype != torch.int8:
+            if shape.dtype != torch.int8 or not dim:
                 return data
             return QuantizedCells(data, torch.empty(size[:2], dtype=torch.float32, device=device))
 
-        self.k = [cells() for _ in range(shape.n_layers)]
-        self.v = [cells() for _ in range(shape.n_layers)]
+        self.k = [cells(layer, layer.key_dim) for layer in shape.layers]
+        self.v = [cells(layer, layer.value_dim) for layer in shape.layers]

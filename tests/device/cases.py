@@ -8,6 +8,7 @@ import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells, read_cells, write_cells
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Scoring
 
 Tensor = torch.Tensor
 
@@ -26,11 +27,11 @@ class Case:
     rows: Tensor
     q_start: Tensor
     seq_len: Tensor
-    scale: float
+    scoring: Scoring
 
     @property
-    def args(self) -> tuple[Tensor, Cells, Cells, Tensor, Tensor, Tensor, Tensor, float]:
-        return self.q, self.k, self.v, self.page_table, self.rows, self.q_start, self.seq_len, self.scale
+    def args(self) -> tuple[Tensor, Cells, Cells, Tensor, Tensor, Tensor, Tensor, Scoring]:
+        return self.q, self.k, self.v, self.page_table, self.rows, self.q_start, self.seq_len, self.scoring
 
 
 def make_case(
@@ -70,7 +71,7 @@ def make_case(
         write_cells(cells, where, torch.randn((len(where), n_kv_heads, dim), generator=g).to(dtype))
     q = torch.randn((sum(new), n_heads, dim), generator=g).to(dtype)
     q_start = torch.tensor([0, *new]).cumsum(0).int()
-    return Case(q, k, v, table, rows, q_start, torch.tensor(lengths).int(), dim**-0.5)
+    return Case(q, k, v, table, rows, q_start, torch.tensor(lengths).int(), Scoring(dim**-0.5))
 
 
 def empty_cells(n_cells: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Cells:
@@ -113,7 +114,7 @@ def _attention(case: Case) -> tuple[Tensor, Tensor]:
         locs = case.page_table[row, :length].long()
         group = q.shape[1] // case.k.shape[1]
         k, v = (read_cells(cells, locs).double().repeat_interleave(group, dim=1) for cells in (case.k, case.v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scale
+        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scoring.scale
         positions = torch.arange(length - len(q), length)[:, None]
         weights = scores.masked_fill(torch.arange(length) > positions, -torch.inf).softmax(-1)
         outs.append(torch.einsum("hqk,khd->qhd", weights, v))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
+from bough.device.ops.heads import Heads
 from bough.device.ops.registry import Ops
 
 from .cases import Case, exact_attention, make_case, make_groups, sub_batch, tolerance
@@ -174,14 +175,14 @@ def test_the_backend_passes_its_plan_on(ops: Ops) -> None:
     out_loc = case.page_table[owner, positions.long()]
     backend = PagedAttention(ops)
     with pytest.raises(RuntimeError, match="plan"):
-        backend.forward(case.q, case.k, case.v, case.scale)
+        backend.forward(case.q, case.k, case.v, case.scoring)
     backend.plan(AttentionBatch(case.page_table, case.rows, case.q_start, case.seq_len, positions, out_loc))
     qkv, table = torch.randn(6, 8 * 32), torch.randn(80, 32)
-    q = backend.write(qkv, table, case.k, case.v, 4)
+    q = backend.write(qkv, table, case.k, case.v, Heads(4, 2, 32))
     assert isinstance(case.v, Tensor)
     assert torch.equal(case.v[out_loc.long()], qkv[:, -64:].view(6, 2, 32))
     expected = exact_attention(replace(case, q=q))
-    assert torch.allclose(backend.forward(q, case.k, case.v, case.scale).double(), expected, atol=2e-6)
+    assert torch.allclose(backend.forward(q, case.k, case.v, case.scoring).double(), expected, atol=2e-6)
 
 
 def test_shapes_that_do_not_fit_are_refused(ops: Ops) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bough.device.ops.cells import read_cells, write_cells
+from bough.device.ops.heads import Heads
 from bough.device.ops.registry import Ops
 from bough.device.quant.dense import DenseLinear
 
@@ -66,7 +67,7 @@ def test_rope_kv_write(ops: Ops, dim: int, rotary: int, dtype: torch.dtype) -> N
     positions = torch.randperm(50)[:n].int()
     out_loc = torch.randperm(30)[:n].int()
     k, v = (torch.full((30, kv_heads, dim), torch.nan, dtype=dtype) for _ in range(2))
-    q = ops.rope_kv_write(qkv, table, positions, out_loc, k, v, heads, kv_heads, dim)
+    q = ops.rope_kv_write(qkv, table, positions, out_loc, k, v, Heads(heads, kv_heads, dim))
     given = qkv.view(n, heads + 2 * kv_heads, dim)
     wide = given.double()
     c, s = (t[positions.long()].double()[:, None] for t in table.chunk(2, -1))
@@ -95,8 +96,8 @@ def test_rope_kv_write_rounds_to_the_cells(ops: Ops, dim: int, dtype: torch.dtyp
     table = torch.cat((angles.cos(), angles.sin()), -1)
     positions, out_loc = torch.arange(n).int(), torch.randperm(30)[:n].int()
     mine, wide = ([empty_cells(30, kv_heads, dim, t) for _ in "kv"] for t in (kv_dtype, dtype))
-    ops.rope_kv_write(qkv, table, positions, out_loc, mine[0], mine[1], heads, kv_heads, dim)
-    ops.rope_kv_write(qkv, table, positions, out_loc, wide[0], wide[1], heads, kv_heads, dim)
+    ops.rope_kv_write(qkv, table, positions, out_loc, mine[0], mine[1], Heads(heads, kv_heads, dim))
+    ops.rope_kv_write(qkv, table, positions, out_loc, wide[0], wide[1], Heads(heads, kv_heads, dim))
     for cells, unrounded in zip(mine, wide):
         expected = empty_cells(30, kv_heads, dim, kv_dtype)
         write_cells(expected, out_loc, read_cells(unrounded, out_loc).to(dtype))

@@ -91,7 +91,6 @@ def test_a_longer_table_does_not_change_earlier_positions() -> None:
         {"rope_scaling": {"rope_type": "linear", "factor": "two"}},
         {"rope_scaling": {"rope_type": "linear", "factor": 0}},
         {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
-        {"partial_rotary_factor": 0.5},
     ],
 )
 def test_unusable_settings_are_refused(config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 
 from bough.base.constraint import Reasoning
@@ -18,6 +19,7 @@ from bough.base.messages import Request
 from bough.base.params import SamplingParams
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
 
+from .adapters import NAMES
 from .grammar import constraint
 from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 
@@ -41,6 +43,8 @@ class Settings:
     queue_requests: int
     headroom: float
     jump: bool = True
+    adapter_places: int = 2
+    slow_adapters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,17 @@ class Fault:
     when: Literal["before", "after"]
 
 
-Event = Arrive | Abort | Control | Jump | Fault
+@dataclass(frozen=True, slots=True)
+class Operate:
+    """An operator loads or unloads an adapter."""
+
+    step: int
+    op: Literal["load_adapter", "unload_adapter"]
+    name: str
+    pinned: bool = False
+
+
+Event = Arrive | Abort | Control | Jump | Fault | Operate
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +123,38 @@ FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "qui
 
 def write(seed: int) -> Script:
     """The script of ``seed``."""
-    return _Writer(random.Random(seed)).write()
+    return _adapted(_Writer(random.Random(seed)).write(), random.Random(f"adapters {seed}"), storm=False)
+
+
+def storm(seed: int) -> Script:
+    """The script of ``seed`` where everybody has an adapter, and operators load and unload them."""
+    return _adapted(_Writer(random.Random(seed)).write(), random.Random(f"storm {seed}"), storm=True)
+
+
+def _adapted(script: Script, rng: random.Random, storm: bool) -> Script:
+    """``script`` with several adapters where it has one; drawn apart, so that all else in it stays what it was."""
+    names = NAMES if storm else NAMES[: rng.randint(1, 4)]
+    spaces = [i for i, ns in enumerate(NAMESPACES) if ns.adapter]
+    events: list[Event] = []
+    for event in script.events:
+        if isinstance(event, Arrive) and (storm or event.request.namespace.adapter):
+            space = rng.choice(spaces) if storm else event.seed % len(NAMESPACES)
+            seed = event.seed - event.seed % len(NAMESPACES) + space
+            params = event.request.params
+            request = msgspec.structs.replace(
+                event.request,
+                namespace=msgspec.structs.replace(NAMESPACES[space], adapter=rng.choice(names)),
+                params=params if params.seed is None else replace_params(params, seed=seed),
+            )
+            event = replace(event, request=request, seed=seed)
+        events.append(event)
+    last = max((event.step for event in events), default=0) + 10
+    for _ in range(rng.randint(1, 20) if storm else 0):
+        op = rng.choice(("load_adapter", "unload_adapter"))
+        events.append(Operate(rng.randrange(last), op, rng.choice(names), rng.random() < 0.1))
+    events.sort(key=lambda event: event.step)
+    settings = replace(script.settings, adapter_places=rng.choice((1, 1, 2, 3)), slow_adapters=rng.random() < 0.7)
+    return Script(settings, events)
 
 
 class _Writer:

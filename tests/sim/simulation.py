@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from bough.base.config import ScheduleConfig
-from bough.base.errors import InvalidRequest
+from bough.base.errors import InvalidRequest, NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
@@ -25,12 +25,13 @@ from bough.scheduler.req import Req, Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 
+from .adapters import BROKEN, FakeAdapters
 from .fairness import Fairness
 from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
-from .script import Abort, Arrive, Control, Event, Fault, Jump, Script
+from .script import Abort, Arrive, Control, Event, Fault, Jump, Operate, Script
 
 MODEL = ModelInfo(
     name="fake", path="", architecture="fake", vocab_size=VOCAB, context_length=CONTEXT, eos_ids=EOS, dtype="none",
@@ -101,6 +102,7 @@ class Simulation:
         self._settings = settings
         self._trace = trace
         self._events = list(reversed(script.events))
+        self._pins = any(isinstance(e, Operate) and e.pinned for e in script.events)
         self.arrivals = {e.seed: e for e in script.events if isinstance(e, Arrive)}
         self.now = 0.0
         self.steps = 0
@@ -116,6 +118,7 @@ class Simulation:
             cache=cast(CacheKind, settings.cache),
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
+        self.pipeline.adapters = FakeAdapters(settings.adapter_places, lambda: self.steps, settings.slow_adapters)
         self._poison_what_is_freed()
         self.background = Background(lambda: self.steps)
         self.gates = [ScriptedGate(i, self.arrivals, self) for i in range(2)]
@@ -141,6 +144,7 @@ class Simulation:
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
             compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit),
+            adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
@@ -149,6 +153,8 @@ class Simulation:
         self._quiet = self._barren = self._readings = 0
         self._rejected = 0
         self._controls = 0
+        self._loads: set[int] = set()
+        """Commands to load an adapter that wait for their reply."""
 
     # -- the run
 
@@ -157,6 +163,7 @@ class Simulation:
         while self._events or self._held_back or not self.scheduler.idle:
             self.step()
         require(not self.readers, "I10 drain", "the scheduler is idle and owes {} an end", list(self.readers))
+        require(not self._loads, "I10 drain", "the commands {} have no reply", self._loads)
         self._checker.drained(self)
         self._add_up()
         return zlib.crc32(self.pipeline.crc.to_bytes(8, "little"), self.crc)
@@ -189,6 +196,8 @@ class Simulation:
                 self._abort(*rids)
             case Control(op=op):
                 self._control(op)
+            case Operate():
+                self._operate(event)
             case Jump(seconds=seconds):
                 self.now += seconds
             case Fault(when=when):
@@ -218,8 +227,9 @@ class Simulation:
         if waiting >= self._settings.queue_requests:
             require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
         elif need > most or _refused_by_gates(arrival) or hopeless:
-            require(status == 400, "I8 refusal", "{} got {}", request.rid, status)
-        else:
+            missing = request.namespace.adapter == BROKEN or self._pins
+            require(status == 400 or missing, "I8 refusal", "{} got {}", request.rid, status)
+        elif request.namespace.adapter != BROKEN and not self._pins:
             require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
         self._rejected += status != 200
 
@@ -241,7 +251,8 @@ class Simulation:
                 reader.aborted = True
         locked = self.kv.usage().locked
         self.scheduler.receive(ControlMessage(self._controls, op))  # type: ignore[arg-type]
-        replies = [m for m in self.scheduler.outbox if isinstance(m, ControlReply)]
+        outbox = self.scheduler.outbox
+        replies = [m for m in outbox if isinstance(m, ControlReply) and m.id == self._controls]
         require([(r.id, r.ok) for r in replies] == [(self._controls, True)], "control", "{}: {}", op, replies)
         self._read()
         if op == "abort_all":
@@ -250,12 +261,26 @@ class Simulation:
             usage = self.kv.usage()
             require(usage.tree == usage.locked == locked, "flush", "{} were locked, now {}", locked, usage)
 
+    def _operate(self, event: Operate) -> None:
+        self._controls += 1
+        args = {"name": event.name}
+        if event.op == "load_adapter":
+            args |= {"path": event.name, "pinned": "true" if event.pinned else "false"}
+            self._loads.add(self._controls)
+        try:
+            self.scheduler.receive(ControlMessage(self._controls, event.op, args))
+        except (InvalidRequest, NotFound):  # loaded already, or not loaded
+            self._loads.discard(self._controls)
+        self._read()
+
     # -- what clients read
 
     def _read(self) -> int:
         """Take the outbox; returns how much news there was."""
         news = 0
         for message in self.scheduler.outbox:
+            if isinstance(message, ControlReply):
+                self._loads.discard(message.id)
             if isinstance(message, Outputs):
                 for output in message.items:
                     self._take(output)
@@ -344,6 +369,10 @@ class Simulation:
         elif "automaton" in finish.message:
             text = arrival.request.constraint.text if arrival.request.constraint else ""
             require(self.background.known_failure(text), "I8 grammar", "{}: its compile did not fail", rid)
+        elif "adapter" in finish.message:
+            named, pins = arrival.request.namespace.adapter, self._pins
+            right = bool(named) and (pins if "pinned" in finish.message else named == BROKEN)
+            require(right, "I8 finish", "{}: {} for {}", rid, finish, named)
         elif finish.status == 500:
             owner = f"{rid}/{arrival.seed}"
             blamed = owner in self.pipeline.blamed or self.pipeline.failures.get(owner, 0) >= MAX_FAILURES

@@ -8,7 +8,7 @@ import torch
 from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
 from bough.device.ops.cells import QuantizedCells
-from bough.models.base import KVShape
+from bough.models.base import CacheSpec, KVShape
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import pool_tokens
 
@@ -37,10 +37,10 @@ def test_a_pool_that_serves_nobody_or_does_not_fit_is_refused(config: KVConfig, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)
 def test_the_pool_has_the_bytes_it_says(dtype: torch.dtype) -> None:
-    shape = KVShape(n_layers=3, n_kv_heads=2, head_dim=8, dtype=dtype)
+    shape = KVShape((CacheSpec(2, 8, 8),) * 2 + (CacheSpec(3, 10, 0),), dtype)
     pool = KVPool(shape, 50, torch.device("cpu"))
     tensors = []
     for cells in (*pool.k, *pool.v):
         tensors += [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]
     assert sum(t.nbytes for t in tensors) == 50 * shape.bytes_per_token
-    assert pool.k[2].shape == (50, 2, 8)
+    assert pool.k[1].shape == (50, 2, 8) and pool.k[2].shape == (50, 3, 10)

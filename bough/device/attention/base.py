@@ -9,6 +9,7 @@ import torch
 
 from bough.device.ops.cells import Cells
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 
 Tensor = torch.Tensor
 
@@ -53,13 +54,13 @@ class AttentionBackend(Protocol):
         """Prepare for a step. Whatever does not depend on the layer is worked out here."""
         ...
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
-        """Rotate queries and keys, write keys and values to the step's cells; the queries [T, H, D].
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
+        """Norm and rotate queries and keys, write keys and values to the step's cells; the queries [T, H, D].
 
         qkv: [T, (H + 2 KH) * D]; cos_sin: [n_positions, R] float32; the caches [N, KH, D] of one layer.
         """
         ...
 
-    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         """Causal attention of all new tokens, [T, H, D], after ``write`` for all of them."""
         ...

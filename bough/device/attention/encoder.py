@@ -6,6 +6,7 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
+from bough.device.ops.heads import Heads, Scoring
 
 Tensor = torch.Tensor
 
@@ -28,17 +29,18 @@ class EncoderAttention:
         self._batch = batch
         self._ends: list[int] = batch.q_start[1:-1].tolist()
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
         """The queries [T, H, D] of ``qkv`` [T, 3 * H * D]; its keys and values are kept until ``forward``."""
-        heads = qkv.view(len(qkv), 3, n_heads, -1)
-        self._k, self._v = heads[:, 1], heads[:, 2]
-        return heads[:, 0]
+        parts = qkv.view(len(qkv), 3, heads.n_heads, heads.dim)
+        self._k, self._v = parts[:, 1], parts[:, 2]
+        return parts[:, 0]
 
-    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         """[T, H, D] attention within each sequence."""
         parts = [torch.tensor_split(x.transpose(0, 1), self._ends, dim=1) for x in (q, self._k, self._v)]
         attend = torch.nn.functional.scaled_dot_product_attention
         found = [
-            attend(queries[None], keys[None], values[None], scale=scale)[0] for queries, keys, values in zip(*parts)
+            attend(queries[None], keys[None], values[None], scale=scoring.scale)[0]
+            for queries, keys, values in zip(*parts)
         ]
         return torch.cat(found, dim=1).transpose(0, 1)

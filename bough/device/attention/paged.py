@@ -6,6 +6,7 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.registry import Ops
 
 Tensor = torch.Tensor
@@ -22,16 +23,14 @@ class PagedAttention:
     def plan(self, batch: AttentionBatch) -> None:
         self._batch = batch
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, n_heads: int) -> Tensor:
-        batch, (_, n_kv_heads, dim) = self.batch, k_cache.shape
-        return self._ops.rope_kv_write(
-            qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, n_heads, n_kv_heads, dim
-        )
+    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
+        batch = self.batch
+        return self._ops.rope_kv_write(qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, heads)
 
-    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scale: float) -> Tensor:
+    def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         batch = self.batch
         return self._ops.paged_attention(
-            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scale, batch.groups
+            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scoring, batch.groups
         )
 
     @property

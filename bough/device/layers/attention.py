@@ -2,49 +2,102 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 
 from bough.device.layers.context import LayerContext
 from bough.device.layers.linear import Linear
+from bough.device.layers.norm import NormForm, RMSNorm, norm_weight
 from bough.device.ops.cells import Cells
+from bough.device.ops.heads import HeadNorm, Heads, Scoring
 
 Tensor = torch.Tensor
+
+QKNorm = Literal["none", "head", "all"]
+"""What the norm of queries and keys covers: nothing, each head for itself (Qwen 3, Gemma 3), all at once (OLMo 2)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionForm:
+    """What varies between the attention layers of decoders.
+
+    Attributes:
+        hidden_size: of inputs and outputs.
+        n_heads, n_kv_heads, head_dim: H, KH and D.
+        bias: of queries, keys and values.
+        out_bias: of the output projection.
+        scale: factor of the scores; None: 1 / sqrt(D).
+        softcap, window: see :class:`bough.device.ops.heads.Scoring`.
+        sinks: the layer has a parameter ``sinks`` [H].
+        interleaved: see :class:`bough.device.ops.heads.Heads`.
+        qk_norm: what the norm of queries and keys covers, ``norm`` how it is computed.
+    """
+
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    bias: bool = False
+    out_bias: bool = False
+    scale: float | None = None
+    softcap: float = 0.0
+    window: int = 0
+    sinks: bool = False
+    interleaved: bool = False
+    qk_norm: QKNorm = "none"
+    norm: NormForm = NormForm(1e-6)
 
 
 class Attention:
     """Projections, rotation, KV write and attention of one layer.
 
-    The KV of all T tokens is written before any of them attends, so that rows of one step may share cells.
+    Queries, keys and values are parameters ``q_proj``, ``k_proj`` and ``v_proj``, or all of them ``qkv_proj``. The KV
+    of all T tokens is written before any of them attends, so that rows of one step may share cells.
 
     Attributes:
         qkv, out: the projections.
+        form: what was asked for.
+        plain: nothing but scaled products with all keys before, and no norm of queries and keys.
     """
 
-    def __init__(
-        self,
-        context: LayerContext,
-        prefix: str,
-        hidden_size: int,
-        heads: tuple[int, int, int],
-        rotary: Tensor,
-        bias: bool,
-    ) -> None:
-        """``heads`` is (query heads, key-value heads, head dimension); ``rotary`` the model's table."""
-        n_heads, n_kv_heads, head_dim = heads
-        qkv = [
-            (f"{prefix}.q_proj", n_heads * head_dim),
-            (f"{prefix}.k_proj", n_kv_heads * head_dim),
-            (f"{prefix}.v_proj", n_kv_heads * head_dim),
-        ]
-        self.qkv = Linear(context, qkv, hidden_size, bias)
-        self.out = Linear(context, [(f"{prefix}.o_proj", hidden_size)], n_heads * head_dim, bias)
-        self._n_heads = n_heads
-        self._width = n_heads * head_dim
+    def __init__(self, context: LayerContext, prefix: str, form: AttentionForm, rotary: Tensor) -> None:
+        """``rotary`` is the table of the layer's rotary embedding [n_positions, R], R = 0 for none."""
+        q_width, kv_width = form.n_heads * form.head_dim, form.n_kv_heads * form.head_dim
+        qkv = [(f"{prefix}.q_proj", q_width), (f"{prefix}.k_proj", kv_width), (f"{prefix}.v_proj", kv_width)]
+        if context.has(f"{prefix}.qkv_proj.weight"):
+            qkv = [(f"{prefix}.qkv_proj", q_width + 2 * kv_width)]
+        self.form = form
+        self.qkv = Linear(context, qkv, form.hidden_size, form.bias)
+        self.out = Linear(context, [(f"{prefix}.o_proj", form.hidden_size)], q_width, form.out_bias)
+        self._widths = q_width, kv_width, kv_width
+        self._norms: tuple[RMSNorm, RMSNorm] | None = None
+        head_norm = None
+        if form.qk_norm == "all":
+            q_norm = RMSNorm(context, f"{prefix}.q_norm", q_width, form.norm)
+            self._norms = q_norm, RMSNorm(context, f"{prefix}.k_norm", kv_width, form.norm)
+        elif form.qk_norm == "head":
+            q, k = (norm_weight(context, f"{prefix}.{name}_norm", form.head_dim, form.norm) for name in "qk")
+            head_norm = HeadNorm(q, k, form.norm.eps)
+        sinks = context.parameter(f"{prefix}.sinks", (form.n_heads,), torch.float32) if form.sinks else None
+        scale = form.head_dim**-0.5 if form.scale is None else form.scale
+        self._heads = Heads(form.n_heads, form.n_kv_heads, form.head_dim, form.interleaved, head_norm)
+        self._scoring = Scoring(scale, form.softcap, form.window, sinks)
+        self.plain = self._scoring == Scoring(scale) and form.qk_norm == "none" and not form.interleaved
         self._rotary = rotary
-        self._scale = head_dim**-0.5
         self._backend = context.attention
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return self._scoring.scale
 
     def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
-        q = self._backend.write(self.qkv(x), self._rotary, k_cache, v_cache, self._n_heads)
-        return self.out(self._backend.forward(q, k_cache, v_cache, self._scale).view(-1, self._width))
+        qkv = self.qkv(x)
+        if self._norms is not None:
+            q, k, v = torch.split(qkv, self._widths, dim=1)
+            qkv = torch.cat((self._norms[0](q.contiguous()), self._norms[1](k.contiguous()), v), dim=1)
+        q = self._backend.write(qkv, self._rotary, k_cache, v_cache, self._heads)
+        return self.out(self._backend.forward(q, k_cache, v_cache, self._scoring).view(-1, self._widths[0]))

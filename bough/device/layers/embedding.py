@@ -12,9 +12,14 @@ Tensor = torch.Tensor
 class Embedding:
     """A table [V, D] looked up by id; ``tied`` says that it is the language-model head, too."""
 
-    def __init__(self, context: LayerContext, name: str, vocab_size: int, size: int, tied: bool) -> None:
+    def __init__(
+        self, context: LayerContext, name: str, vocab_size: int, size: int, tied: bool, scale: float = 1.0
+    ) -> None:
+        """``scale``, rounded to the model's dtype, multiplies what is looked up."""
+        self._scale = torch.tensor(scale, dtype=context.dtype).item()
         self.table = context.table(f"{name}.weight", (vocab_size, size), tied)
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """[T] ids -> [T, D], a new tensor that the caller may change."""
-        return self.table.lookup(tokens)
+        found = self.table.lookup(tokens)
+        return found if self._scale == 1.0 else found.mul_(self._scale)

@@ -21,9 +21,19 @@ class LMHead:
     """
 
     def __init__(
-        self, context: LayerContext, name: str, sizes: tuple[int, int, int], tied: Embedding | None = None
+        self,
+        context: LayerContext,
+        name: str,
+        sizes: tuple[int, int, int],
+        tied: Embedding | None = None,
+        scale: float = 1.0,
+        softcap: float = 0.0,
     ) -> None:
-        """``sizes`` is (vocabulary of the checkpoint, of the tokenizer, hidden size); ``tied`` shares its weight."""
+        """``sizes`` is (vocabulary of the checkpoint, of the tokenizer, hidden size); ``tied`` shares its weight.
+
+        Logits are multiplied by ``scale``, then bounded: ``softcap * tanh(logit / softcap)``, unless that is 0.
+        """
+        self._scale, self._softcap = scale, softcap
         vocab_size, n_ids, hidden_size = sizes
         if tied:
             self._method = tied.table.head(n_ids)
@@ -37,7 +47,12 @@ class LMHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""
-        return self._method.apply(hidden)
+        logits = self._method.apply(hidden)
+        if self._scale != 1.0:
+            logits.mul_(self._scale)
+        if self._softcap:
+            logits.div_(self._softcap).tanh_().mul_(self._softcap)
+        return logits
 
 
 class ScoreHead:

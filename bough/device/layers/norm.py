@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 
 from bough.device.layers.context import LayerContext
@@ -9,12 +12,47 @@ from bough.device.layers.context import LayerContext
 Tensor = torch.Tensor
 
 
+class Norm(Protocol):
+    """A norm, alone or behind the residual stream."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The norm of x [T, D], as a new tensor."""
+        ...
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual += x`` in place; the norm of the new residual."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """How the norms of a model are computed.
+
+    Attributes:
+        eps: added to the mean of squares.
+        offset: what a parameter lacks to be the factor: 1 for Gemma.
+        wide: the factor is float32 and multiplies before anything is rounded; otherwise the normalised value is rounded
+            to the model's dtype first. Always so with an offset.
+    """
+
+    eps: float
+    offset: float = 0.0
+    wide: bool = False
+
+
+def norm_weight(context: LayerContext, name: str, size: int, form: NormForm) -> Tensor:
+    """The factor [size] of the norm ``name``, float32 if ``form`` is wide."""
+    if not form.wide and not form.offset:
+        return context.parameter(f"{name}.weight", (size,))
+    return context.parameter(f"{name}.weight", (size,), torch.float32) + form.offset
+
+
 class RMSNorm:
     """One norm with ``weight`` [D]; ``add`` fuses it with the residual stream."""
 
-    def __init__(self, context: LayerContext, name: str, size: int, eps: float) -> None:
-        self.weight = context.parameter(f"{name}.weight", (size,))
-        self._eps = eps
+    def __init__(self, context: LayerContext, name: str, size: int, form: NormForm) -> None:
+        self.weight = norm_weight(context, name, size, form)
+        self._eps = form.eps
         self._norm, self._add_norm = context.ops.rms_norm, context.ops.add_rms_norm
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -27,13 +65,18 @@ class RMSNorm:
 
 
 class LayerNorm:
-    """Layer normalisation (Ba et al. 2016), with weight and bias."""
+    """Layer normalisation (Ba et al. 2016), with weight and, unless it has none, bias."""
 
-    def __init__(self, context: LayerContext, name: str, size: int, eps: float) -> None:
+    def __init__(self, context: LayerContext, name: str, size: int, eps: float, bias: bool = True) -> None:
         self._weight = context.parameter(f"{name}.weight", (size,))
-        self._bias = context.parameter(f"{name}.bias", (size,))
+        self._bias = context.parameter(f"{name}.bias", (size,)) if bias else None
         self._eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x [T, D], as a new tensor."""
         return torch.nn.functional.layer_norm(x, self._weight.shape, self._weight, self._bias, self._eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``residual += x`` in place; the norm of the new residual."""
+        residual += x
+        return self(residual)

@@ -2,7 +2,8 @@
 
 A model's positions are looked up in a table [n_positions, R] float32: R/2 cosines, then R/2 sines, with the
 attention factor of the scaling already multiplied in. The numbers are those of ``transformers``, operation
-by operation in float32, for the types default, linear, dynamic, llama3 and yarn; ``factors`` are given one by one.
+by operation in float32, for the types default, linear, dynamic, llama3, yarn and longrope; ``factors`` are given one by
+one.
 
 *dynamic* (NTK-aware scaling by length): ``transformers`` recomputes the frequencies from the length of the
 sequence so far, so what a key looks like depends on when it was computed. Cached keys are shared between
@@ -10,6 +11,9 @@ sequences here, hence every position must have one value: position p gets the fr
 p + 1 tokens. That equals ``transformers`` for every sequence within the original maximum, and, beyond it, for
 tokens that are generated one at a time; it differs where ``transformers`` takes a prompt longer than the
 original maximum in one piece and rotates all of it by the prompt's full length.
+
+*longrope*: ``transformers`` takes one set of factors for sequences within the original maximum and another for longer
+ones. Here the context that is served decides for all sequences, for the same reason.
 """
 
 from __future__ import annotations
@@ -27,20 +31,22 @@ Tensor = torch.Tensor
 DEFAULT_THETA = 10000.0
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(config: Mapping[str, Any], kind: str | None = None) -> dict[str, Any]:
     """The rotary settings of a Hugging Face config: a dict with at least ``rope_type`` and ``rope_theta``.
 
     Reads ``rope_parameters`` (transformers 5) or ``rope_scaling`` and ``rope_theta`` (before), with the type under
-    ``rope_type`` or ``type``, and fills in ``original_max_position_embeddings`` as transformers does.
+    ``rope_type`` or ``type``, and fills in ``original_max_position_embeddings`` as transformers does. ``kind`` is that
+    of the layer ("full_attention", "sliding_attention"), for models in which they differ.
     """
     settings = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if any(isinstance(value, Mapping) for value in settings.values()):
-        raise ConfigError("rotary settings that differ between layers are not supported")
+        if not isinstance(settings.get(kind), Mapping):
+            raise ConfigError("rotary settings that differ between layers are not supported for this model")
+        settings = dict(settings[kind])
     settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
     settings.setdefault("rope_theta", config.get("rope_theta") or DEFAULT_THETA)
     partial = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ConfigError(f"partial_rotary_factor {partial} is not supported")
+    settings["partial_rotary_factor"] = 1.0 if partial is None else partial
     original = config.get("original_max_position_embeddings")
     if original is not None:
         settings["original_max_position_embeddings"] = original
@@ -50,11 +56,15 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rotary_table(settings: Mapping[str, Any], head_dim: int, n_positions: int) -> Tensor:
-    """[n_positions, head_dim] float32: cosines in the first half of a row, sines in the second.
+    """[n_positions, R] float32: cosines in the first half of a row, sines in the second.
 
-    ``settings`` comes from :func:`rope_parameters`; ConfigError for an unknown type or a missing number.
+    R is ``head_dim`` or the part of it that is rotated. ``settings`` comes from :func:`rope_parameters`; ConfigError
+    for an unknown type or a missing number.
     """
-    kind = settings["rope_type"]
+    kind, share = settings["rope_type"], settings["partial_rotary_factor"]
+    if not isinstance(share, int | float) or not 0 < share <= 1 or int(head_dim * share) % 2:
+        raise ConfigError(f"partial_rotary_factor {share!r} does not fit heads of {head_dim}")
+    head_dim = int(head_dim * share)
     positions = torch.arange(n_positions, dtype=torch.float32)
     factor = 1.0
     try:
@@ -63,10 +73,13 @@ def rotary_table(settings: Mapping[str, Any], head_dim: int, n_positions: int) -
         elif kind == "yarn":
             frequencies, factor = _yarn(settings, head_dim)
             angles = torch.outer(positions, frequencies)
+        elif kind in ("longrope", "su"):
+            frequencies, factor = _longrope(settings, head_dim, n_positions)
+            angles = torch.outer(positions, frequencies)
         elif kind in _FREQUENCIES:
             angles = torch.outer(positions, _FREQUENCIES[kind](settings, head_dim))
         else:
-            known = ", ".join([*_FREQUENCIES, "dynamic", "yarn"])
+            known = ", ".join([*_FREQUENCIES, "dynamic", "yarn", "longrope"])
             raise ConfigError(f"unknown rotary type {kind!r}; known: {known}")
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"the settings of rotary type {kind!r} are not usable: {error!r}") from error
@@ -141,6 +154,19 @@ def _yarn(settings: Mapping[str, Any], dim: int) -> tuple[Tensor, float]:
     waves = theta ** _exponents(dim)
     frequencies: Tensor = 1.0 / (factor * waves) * (1 - keep) + 1.0 / waves * keep
     return frequencies, _yarn_attention_factor(settings, factor)
+
+
+def _longrope(settings: Mapping[str, Any], dim: int, n_positions: int) -> tuple[Tensor, float]:
+    """LongRoPE (Ding et al. 2024): frequencies, and the factor of cosines and sines."""
+    original = settings["original_max_position_embeddings"]
+    # The last position is one that overlap may compute too many.
+    chosen = settings["long_factor" if n_positions - 1 > original else "short_factor"]
+    frequencies = _factors({**settings, "factors": chosen}, dim)
+    factor = settings.get("factor") or settings["max_position_embeddings"] / original
+    given = settings.get("attention_factor")
+    if given is not None:
+        return frequencies, float(given)
+    return frequencies, math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
 def _yarn_attention_factor(settings: Mapping[str, Any], factor: float) -> float:

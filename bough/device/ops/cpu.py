@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts, fusable
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
+from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.sampling import Draws, TokenLogprobs
@@ -53,6 +56,8 @@ class CpuOps:
         self._packed_rows = library.function("packed_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype == torch.float32 != x.dtype:
+            return self._reference.rms_norm(x, weight, eps)
         dtype, (n, dim) = _dtype(x, weight), x.shape
         _check(weight.shape == (dim,), "rms_norm", x, weight)
         out = torch.empty_like(x)
@@ -61,6 +66,8 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if weight.dtype == torch.float32 != x.dtype:
+            return self._reference.add_rms_norm(x, residual, weight, eps)
         dtype, (n, dim) = _dtype(x, residual, weight), x.shape
         _check(residual.shape == x.shape and weight.shape == (dim,), "add_rms_norm", x, residual, weight)
         out = torch.empty_like(x)
@@ -75,6 +82,9 @@ class CpuOps:
         self._silu_mul(dtype, x.data_ptr(), out.data_ptr(), n, dim // 2, torch.get_num_threads())
         return out
 
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return self._reference.gelu_mul(x)
+
     def rope_kv_write(
         self,
         qkv: Tensor,
@@ -83,10 +93,11 @@ class CpuOps:
         out_loc: Tensor,
         k_cache: Cells,
         v_cache: Cells,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
     ) -> Tensor:
+        if heads.interleaved or heads.norm:
+            return self._reference.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
+        n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.dim
         dtype, n, rotary = _dtype(qkv), len(qkv), cos_sin.shape[1]
         kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
         if head_dim > MAX_HEAD_DIM and kv_dtype != dtype:
@@ -118,12 +129,12 @@ class CpuOps:
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
-        scale: float,
+        scoring: Scoring,
         groups: SharedGroups | None = None,
     ) -> Tensor:
         dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
-        if dim % 16:
-            return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scale)
+        if dim % 16 or scoring != Scoring(scoring.scale):
+            return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scoring)
         n = len(rows)
         _check(
             k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
@@ -141,7 +152,7 @@ class CpuOps:
         call = AttentionCall(
             q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
             seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3),
-            page_table.shape[1], n, n_heads, n_kv_heads, dim, scale, torch.get_num_threads(), kv_dtype,
+            page_table.shape[1], n, n_heads, n_kv_heads, dim, scoring.scale, torch.get_num_threads(), kv_dtype,
             len(groups.tokens) if groups else 0,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
@@ -166,10 +177,13 @@ class CpuOps:
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         dtype, (n, vocab) = _dtype(logits), logits.shape
-        _check(draws.n == n, "sample", logits)
+        _check(draws.n == n and draws.best.dtype == torch.int64 and draws.best.is_contiguous(), "sample", logits)
         out = torch.empty(n, dtype=torch.int64)
-        arrays = (a.ctypes.data for a in draws.arrays())
-        call = SampleCall(logits.data_ptr(), *arrays, out.data_ptr(), n, vocab, torch.get_num_threads())
+        arrays = (
+            draws.temperature, draws.top_k, draws.top_p, draws.least_z, draws.seeds, draws.positions,
+        )  # fmt: skip
+        addresses = draws.best.data_ptr(), *(a.ctypes.data for a in arrays)
+        call = SampleCall(logits.data_ptr(), *addresses, out.data_ptr(), n, vocab, torch.get_num_threads())
         self._sample(dtype, ctypes.byref(call))
         return out
 
@@ -214,6 +228,18 @@ class CpuOps:
         if not stackable(layers, shape, final_norm.dtype):
             return None
         return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, rotary, shape)
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        if not fusable(experts, sizes[1]):
+            return None
+        return FusedExperts(self.library.function("experts"), experts, sizes, clamp)
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        if not packable(sizes, n_in, dtype):
+            return DenseLora(self._reference.linear if dtype != torch.float32 else self.linear, sizes, dtype)
+        return PackedLora(self.library.function("lora"), sizes, n_in, n_places)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)

@@ -16,8 +16,11 @@ from torch.nn import functional
 
 from bough.device.ops import sampling
 from bough.device.ops.cells import Cells, read_cells, write_cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
+from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -42,7 +45,7 @@ class ReferenceOps:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return weight * normed.to(x.dtype)
+        return (weight * normed.to(weight.dtype)).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         residual += x
@@ -52,6 +55,10 @@ class ReferenceOps:
         gate, value = x.chunk(2, dim=-1)
         return functional.silu(gate) * value
 
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * value
+
     def rope_kv_write(
         self,
         qkv: Tensor,
@@ -60,16 +67,17 @@ class ReferenceOps:
         out_loc: Tensor,
         k_cache: Cells,
         v_cache: Cells,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
     ) -> Tensor:
-        heads = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, head_dim)
-        q, k, v = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
+        n_heads, n_kv_heads = heads.n_heads, heads.n_kv_heads
+        parts = qkv.view(len(qkv), n_heads + 2 * n_kv_heads, heads.dim)
+        q, k, v = parts.tensor_split((n_heads, n_heads + n_kv_heads), dim=1)
+        if heads.norm is not None:
+            q, k = (self.rms_norm(x, w, heads.norm.eps) for x, w in ((q, heads.norm.q), (k, heads.norm.k)))
         angles = cos_sin[positions][:, None]
-        write_cells(k_cache, out_loc, rotate(k, angles))
+        write_cells(k_cache, out_loc, rotate(k, angles, heads.interleaved))
         write_cells(v_cache, out_loc, v)
-        return rotate(q, angles)
+        return rotate(q, angles, heads.interleaved)
 
     def paged_attention(
         self,
@@ -80,15 +88,15 @@ class ReferenceOps:
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
-        scale: float,
+        scoring: Scoring,
         groups: SharedGroups | None = None,
     ) -> Tensor:
         # Every row reads its prefix itself: the specification of what sharing may not change.
         out = torch.empty_like(q)
         starts, lengths = q_start.tolist(), seq_len.tolist()
         for i, row in enumerate(rows.tolist()):
-            locs = page_table[row, : lengths[i]]
-            attend_row(q[starts[i] : starts[i + 1]], k_cache, v_cache, locs, scale, out[starts[i] : starts[i + 1]])
+            new = slice(starts[i], starts[i + 1])
+            attend_row(q[new], k_cache, v_cache, page_table[row, : lengths[i]], scoring, out[new])
         return out
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -116,6 +124,14 @@ class ReferenceOps:
     ) -> LayerStack | None:
         return None
 
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        return None
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        return DenseLora(self.linear, sizes, dtype)
+
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return unpack(weight)[ids].to(dtype)
 
@@ -133,13 +149,15 @@ class ReferencePacked:
         return result if out is None else out.copy_(result)
 
 
-def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos_sin: Tensor, interleaved: bool = False) -> Tensor:
     """x [T, heads, D] by the angles cos_sin [T, 1, R], computed in float32."""
     half = cos_sin.shape[-1] // 2
     cosine, sine = cos_sin[..., :half], cos_sin[..., half:]
-    a, b = x[..., :half].float(), x[..., half : 2 * half].float()
-    turned = torch.cat((a * cosine - b * sine, b * cosine + a * sine), dim=-1).to(x.dtype)
-    return torch.cat((turned, x[..., 2 * half :]), dim=-1)
+    turning, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    a, b = (turning[..., ::2], turning[..., 1::2]) if interleaved else turning.tensor_split(2, dim=-1)
+    turned = a * cosine - b * sine, b * cosine + a * sine
+    whole = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+    return torch.cat((whole.to(x.dtype), rest), dim=-1)
 
 
 def blocked_linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
@@ -152,7 +170,7 @@ def blocked_linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
     return out[:n]
 
 
-def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scale: float, out: Tensor) -> None:
+def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scoring: Scoring, out: Tensor) -> None:
     """Attention of one sequence: q [n, H, D], its last n tokens, to the cells locs [length], into out."""
     n_new, n_heads, dim = q.shape
     n_kv_heads, length = k_cache.shape[1], len(locs)
@@ -164,36 +182,48 @@ def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scale: f
     queries[start - first : length - first] = q
     # Contiguous [KH, blocks, heads of the group * ROWS, D].
     grouped = queries.view(n_blocks, ROWS, n_kv_heads, -1, dim).permute(2, 0, 3, 1, 4).flatten(2, 3).contiguous()
+    seen_from = max(0, start - scoring.window + 1) if scoring.window else 0
     n_keys = -(-length // KEYS) * KEYS
-    k, v = (padded_cells(cache, locs, n_keys) for cache in (k_cache, v_cache))
+    k, v = (padded_cells(cache, locs, seen_from, n_keys) for cache in (k_cache, v_cache))
     for block in range(n_blocks):
         position = first + block * ROWS
-        result = attend_block(grouped[:, block], k, v, position, scale)
+        result = attend_block(grouped[:, block], k, v, position, scoring)
         begin, end = max(position, start), min(position + ROWS, length)
         heads = result.view(n_kv_heads, -1, ROWS, dim).permute(2, 0, 1, 3).reshape(ROWS, n_heads, dim)
         out[begin - start : end - start] = heads[begin - position : end - position]
 
 
-def padded_cells(cache: Cells, locs: Tensor, n: int) -> Tensor:
-    """[KH, n, D] float32: the cells at ``locs``, then zeros."""
+def padded_cells(cache: Cells, locs: Tensor, first: int, n: int) -> Tensor:
+    """[KH, n, D] float32: the cells at ``locs`` from the ``first`` on, zeros before and after them."""
     cells = torch.zeros((n, *cache.shape[1:]), device=locs.device)
-    cells[: len(locs)] = read_cells(cache, locs)
+    cells[first : len(locs)] = read_cells(cache, locs[first:])
     return cells.transpose(0, 1).contiguous()
 
 
-def attend_block(q: Tensor, k: Tensor, v: Tensor, position: int, scale: float) -> Tensor:
+def attend_block(q: Tensor, k: Tensor, v: Tensor, position: int, scoring: Scoring) -> Tensor:
     """q [KH, G * ROWS, D] of the positions from ``position`` on, against k and v [KH, n, D]; online softmax."""
     queries = torch.arange(position, position + ROWS).repeat(q.shape[1] // ROWS)[:, None]
     top = torch.full((*q.shape[:2], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros_like(q)
-    for first in range(0, min(position + ROWS, k.shape[1]), KEYS):
-        seen = torch.arange(first, first + KEYS) <= queries
-        scores = torch.stack([a @ b.T for a, b in zip(q, k[:, first : first + KEYS])]) * scale
+    begin = max(0, position - scoring.window + 1) // KEYS * KEYS if scoring.window else 0
+    for first in range(begin, min(position + ROWS, k.shape[1]), KEYS):
+        keys = torch.arange(first, first + KEYS)
+        seen = keys <= queries
+        if scoring.window:
+            seen &= keys > queries - scoring.window
+        scores = torch.stack([a @ b.T for a, b in zip(q, k[:, first : first + KEYS])]) * scoring.scale
+        if scoring.softcap:
+            scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
         scores = scores.masked_fill(~seen, -torch.inf)
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
-        # A query that sees none of these keys keeps what it has: exp(-inf - finite) = 0, exp(0) = 1.
-        decay, weights = torch.exp(top - new_top), torch.exp(scores - new_top)
+        # A query that sees none of these keys keeps what it has, which is nothing where its window begins later.
+        shift = new_top.masked_fill(new_top == -torch.inf, 0.0)
+        decay, weights = torch.exp(top - shift), torch.exp(scores - shift)
         total = total * decay + weights.sum(-1, keepdim=True)
         mixed = torch.stack([a @ b for a, b in zip(weights, v[:, first : first + KEYS])])
         out, top = out * decay + mixed, new_top
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.view(len(q), -1, 1, 1).expand(-1, -1, ROWS, 1).flatten(1, 2)
+        best = torch.maximum(top, sinks)
+        out, total = out * torch.exp(top - best), total * torch.exp(top - best) + torch.exp(sinks - best)
     return out / total

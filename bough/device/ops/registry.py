@@ -9,8 +9,11 @@ import torch
 
 from bough.device.ops import build
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
+from bough.device.ops.lora import LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -35,7 +38,7 @@ class Ops(Protocol):
     shapes or dtypes that do not fit together.
 
     Attributes:
-        name: "reference" or "cpu".
+        name: "reference", "cpu" or "triton".
         reason: why this implementation was chosen, for people.
     """
 
@@ -43,7 +46,10 @@ class Ops(Protocol):
     reason: str
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x [T, D] over its root mean square, rounded to x's dtype, times weight [D]; a new tensor."""
+        """x [T, D] over its root mean square, rounded to the weight's dtype, times weight [D]; a new tensor like x.
+
+        The weight has x's dtype or is float32.
+        """
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,6 +60,10 @@ class Ops(Protocol):
         """x [T, 2 I] = gates, then values -> silu(gates) * values [T, I]."""
         ...
 
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        """As ``silu_mul`` with the tanh form of gelu (Hendrycks and Gimpel 2016)."""
+        ...
+
     def rope_kv_write(
         self,
         qkv: Tensor,
@@ -62,19 +72,18 @@ class Ops(Protocol):
         out_loc: Tensor,
         k_cache: Cells,
         v_cache: Cells,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
     ) -> Tensor:
-        """Rotate queries and keys, write keys and values to their cells, return the queries [T, H, D].
+        """Norm and rotate queries and keys, write keys and values to their cells, return the queries [T, H, D].
 
-        Rotary dimension i < R/2 of a head is paired with i + R/2; dimensions from R on stay as they are.
+        Rotary dimensions are paired as ``heads`` says; those from R on stay as they are.
 
         Args:
             qkv: [T, (H + 2 KH) * D]: queries, keys, values.
-            cos_sin: [n_positions, R] float32: R/2 cosines, then R/2 sines, of each position.
+            cos_sin: [n_positions, R] float32: R/2 cosines, then R/2 sines, of each position; R may be 0.
             positions, out_loc: [T] int32.
             k_cache, v_cache: [N, KH, D], written at ``out_loc``, rounded to what they hold.
+            heads: how tokens divide into heads.
         """
         ...
 
@@ -87,7 +96,7 @@ class Ops(Protocol):
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
-        scale: float,
+        scoring: Scoring,
         groups: SharedGroups | None = None,
     ) -> Tensor:
         """Causal attention of each row's new tokens, the last of its sequence, to all of it: [T, H, D].
@@ -101,7 +110,7 @@ class Ops(Protocol):
             rows: [B] int32 row of each sequence in the page table.
             q_start: [B + 1] int32 where the new tokens of each sequence begin; at least one each.
             seq_len: [B] int32 length of each sequence with its new tokens.
-            scale: factor of the scores.
+            scoring: how scores become weights. Neither cells nor locs that no query of a row sees are looked at.
             groups: rows with equal leading locs, which may be read once for all of them. Changes no bit of the result.
         """
         ...
@@ -124,7 +133,10 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`."""
+        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`.
+
+        -1 for a row whose ``draws.best`` is -1, whatever it holds.
+        """
         ...
 
     def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
@@ -151,6 +163,17 @@ class Ops(Protocol):
         self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
     ) -> LayerStack | None:
         """All layers in one call (:mod:`bough.device.ops.stack`); None where that cannot be."""
+        ...
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        """All experts of a layer of (hidden size, inner size) in one call (:mod:`bough.device.ops.experts`); None where
+        that cannot be. ``clamp`` is the activation, instead of :meth:`silu_mul`."""
+        ...
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        """The low-rank updates of a layer whose parts have ``sizes`` outputs (:mod:`bough.device.ops.lora`)."""
         ...
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,9 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import linear_parts
 from bough.device.ops.library import AttentionCall, LinearParts, PackedLinear, RopeCall, StackCall, StackLayer
+from bough.device.ops.lora import LoraOp, Runs
 
 Tensor = torch.Tensor
 
@@ -33,6 +35,8 @@ class StackedLayer:
     out: Sequence[PackedLinear]
     gate_up: Sequence[PackedLinear]
     down: Sequence[PackedLinear]
+    adapted: Sequence[LoraOp] = ()
+    """What adapters add to the four; empty where the model takes none."""
 
     @property
     def linears(self) -> tuple[Sequence[PackedLinear], ...]:
@@ -54,7 +58,11 @@ class StackShape:
 
 
 class LayerStack:
-    """Layers, the norm after them, and room for what lies between them. Not shared between threads."""
+    """Layers, the norm after them, and room for what lies between them. Not shared between threads.
+
+    Attributes:
+        adapts: it can take tokens that have adapters.
+    """
 
     def __init__(
         self,
@@ -69,6 +77,7 @@ class LayerStack:
         those of their scales. ``final_norm`` is [D], ``rotary`` the table of the model."""
         self._function, self._cells = function, cells
         self._kept = list(layers), final_norm, rotary
+        self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
         self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
         heads = shape.n_heads + 2 * shape.n_kv_heads
@@ -81,13 +90,15 @@ class LayerStack:
         attention = AttentionCall(scale=shape.scale, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, shape.eps, 0,
+            shape.hidden_size, shape.intermediate_size, None, shape.eps, 0,
         )  # fmt: skip
 
-    def __call__(self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
+    def __call__(
+        self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells], runs: Runs | None = None
+    ) -> Tensor:
         """embedded [T, D] -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
 
-        ``k`` and ``v`` are the caches [N, KH, D] of every layer.
+        ``k`` and ``v`` are the caches [N, KH, D] of every layer, ``runs`` the tokens that have adapters.
         """
         if self._caches is not k:
             for layer, k_cache, v_cache in zip(self._layers, k, v, strict=True):
@@ -99,6 +110,7 @@ class LayerStack:
         hidden = torch.empty_like(embedded)
         call, threads = self._call, torch.get_num_threads()
         call.embedded, call.hidden, call.threads = embedded.data_ptr(), hidden.data_ptr(), threads
+        call.lora = None if runs is None else runs.address
         rope, attention = call.rope, call.attention
         rope.positions, rope.out_loc = batch.positions.data_ptr(), batch.out_loc.data_ptr()
         rope.n_tokens = len(embedded)
@@ -138,9 +150,5 @@ def stackable(layers: Sequence[StackedLayer], shape: StackShape, dtype: torch.dt
 
 def _described(layer: StackedLayer) -> StackLayer:
     norms = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
-    return StackLayer(*norms, *(_parts(linear) for linear in layer.linears))
-
-
-def _parts(linear: Sequence[PackedLinear]) -> LinearParts:
-    addresses = [ctypes.addressof(part) for part in linear]
-    return LinearParts((ctypes.c_void_p * LinearParts.MOST)(*addresses), len(addresses))
+    linears = (linear_parts(linear) for linear in layer.linears)
+    return StackLayer(*norms, *linears, None, None, None, None, *(op.address for op in layer.adapted))

@@ -13,6 +13,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "lora.h"
 #include "team.h"
 
 namespace {
@@ -109,31 +110,44 @@ struct Stack {
         return l.part[i]->weight + index * panel_words(*l.part[i]);
     }
 
-    // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], for n tokens from
-    // `token` on; `then` as for linear_slice.
-    void slice(const LinearParts& l, const PreparedRows* prepared, int64_t token, int64_t n, int64_t first, int64_t last,
-               const uint32_t* then, T* out, int64_t stride) const {
+    // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
+    // adapters add to them, for n tokens from `token` on; `then` as for linear_slice.
+    void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
+               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride) const {
+        int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
             int64_t own = ceil_div(part.n_out, PANEL);
             if (first < own) {
-                int64_t end = (last < own ? last : own) * PANEL;
-                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, first * PANEL,
-                             end < part.n_out ? end : part.n_out, then, out, stride);
+                int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
+                if (end > part.n_out) end = part.n_out;
+                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end, then, out + base, stride);
+                for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
+                    lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
             }
             first = first > own ? first - own : 0;
             last -= own;
-            out += part.n_out;
+            base += part.n_out;
         }
     }
 
+    // What the adapters need of the inputs x [T, n_in] of a layer.
+    void shrink(const LoraTable* lora, const T* x, int64_t n_in, Mine& mine) const {
+        if (!call.lora) return;
+        mine.share(call.lora->n_runs, 1, [&](int64_t r, int64_t) { lora_shrink(*lora, *call.lora, r, x, n_in); });
+        mine.wait();
+    }
+
     // `then`: where this thread's part of the next layer of weights begins, or null.
-    void linear(const LinearParts& l, const T* x, T* out, int64_t stride, const uint32_t* then, Mine& mine) {
+    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const uint32_t* then,
+                Mine& mine) {
         PreparedRows prepared[MOST_PARTS];
         prepare(l, x, x == mine.normed, mine, prepared);
+        shrink(lora, x, l.part[0]->n_in, mine);
         const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
         mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            slice(l, prepared, 0, tokens(), first, last, last < own_end ? panel_at(l, last) : then, out, stride);
+            const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+            slice(l, lora, prepared, 0, tokens(), first, last, next, out, stride);
         });
         mine.wait();
     }
@@ -176,11 +190,12 @@ struct Stack {
         mine.wait();
     }
 
-    void gate_up(const LinearParts& l, const uint32_t* then, Mine& mine) {
+    void gate_up(const LinearParts& l, const LoraTable* lora, const uint32_t* then, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
         PreparedRows prepared[MOST_PARTS];
         prepare(l, mine.normed, true, mine, prepared);
+        shrink(lora, mine.normed, call.hidden_size, mine);
         const int64_t own_end = half * (mine.index + 1) / mine.n;
         mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
             T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
@@ -189,8 +204,9 @@ struct Stack {
                 const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
                 const uint32_t* next = last < own_end ? panel_at(l, last) : then;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-                slice(l, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin, WIDE);
-                slice(l, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
+                slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
+                      WIDE);
+                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
                       up - begin - size, WIDE);
                 for (int64_t i = 0; i < rows; ++i)
                     silu_mul_row(gate + i * WIDE, up + i * WIDE, (T*)call.act + (t + i) * size + begin, end - begin);
@@ -207,17 +223,17 @@ struct Stack {
             const StackLayer& layer = call.layers[i];
             auto first_of = [&](const LinearParts& l, int64_t count) { return panel_at(l, count * mine.index / mine.n); };
             add_norm(x, layer.attention_norm, mine);
-            linear(layer.qkv, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
+            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
                    first_of(layer.out, panels(layer.out)), mine);
             attend(layer, mine);
             x = (const T*)call.x;
-            linear(layer.out, (const T*)call.attention.out, (T*)call.x, dim,
+            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
                    first_of(layer.gate_up, panels(layer.gate_up) / 2), mine);
             add_norm(x, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, first_of(layer.down, panels(layer.down)), mine);
+            gate_up(layer.gate_up, layer.gate_up_lora, first_of(layer.down, panels(layer.down)), mine);
             const LinearParts* next = i + 1 < call.n_layers ? &call.layers[i + 1].qkv : nullptr;
-            linear(layer.down, (const T*)call.act, (T*)call.x, dim, next ? first_of(*next, panels(*next)) : nullptr,
-                   mine);
+            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
+                   next ? first_of(*next, panels(*next)) : nullptr, mine);
         }
         add_norm(x, call.final_norm, mine);
         if (mine.alone && mine.index > 0) return;

@@ -1,0 +1,103 @@
+"""Attention and feed-forward layer around one residual stream, in the orders that decoders have them.
+
+What a sublayer adds is added by the norm that follows it, in one op. So a block takes what the one before left to be
+added, and leaves what its last sublayer gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from bough.device.layers.attention import Attention
+from bough.device.layers.mlp import GatedMLP
+from bough.device.layers.norm import Norm, RMSNorm
+from bough.device.ops.cells import Cells
+from bough.device.ops.stack import StackedLayer
+
+Tensor = torch.Tensor
+
+Mixer = Callable[[Tensor, Cells, Cells], Tensor]
+"""x [T, D] and the layer's caches -> [T, D]: attention of whatever kind."""
+
+FeedForward = Callable[[Tensor], Tensor]
+"""[T, D] -> [T, D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """The norms of one sublayer, of what goes in and of what comes out; None: none."""
+
+    before: Norm | None = None
+    after: Norm | None = None
+
+
+class Block:
+    """Attention, then feed-forward: pre-norm (Llama), post-norm (OLMo 2), or both (Gemma 2)."""
+
+    def __init__(
+        self, attention: Mixer, attention_norms: Norms, mlp: FeedForward, mlp_norms: Norms, scale: float = 1.0
+    ) -> None:
+        """``scale`` multiplies what either adds to the residual stream."""
+        self._attention, self._attention_norms = attention, attention_norms
+        self._mlp, self._mlp_norms = mlp, mlp_norms
+        self._scale = scale
+
+    def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
+        """What is still to be added to ``residual`` [T, D], given ``x``, what the block before left to be added."""
+        x = self._attention(_enter(self._attention_norms.before, x, residual), k, v)
+        x = self._leave(self._attention_norms.after, x)
+        x = self._mlp(_enter(self._mlp_norms.before, x, residual))
+        return self._leave(self._mlp_norms.after, x)
+
+    def _leave(self, norm: Norm | None, x: Tensor) -> Tensor:
+        x = x if norm is None else norm(x)
+        return x if self._scale == 1.0 else x * self._scale
+
+    def stacked(self) -> StackedLayer | None:
+        """The block as the op that computes all of them takes it; None where it computes something else."""
+        attention, mlp = self._attention, self._mlp
+        norms = self._attention_norms.before, self._mlp_norms.before
+        if (
+            not isinstance(attention, Attention)
+            or not isinstance(mlp, GatedMLP)
+            or not isinstance(norms[0], RMSNorm)
+            or not isinstance(norms[1], RMSNorm)
+            or not attention.plain
+            or mlp.activation != "silu"
+            or self._attention_norms.after is not None
+            or self._mlp_norms.after is not None
+            or self._scale != 1.0
+        ):
+            return None
+        linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
+        adapted = (linear.adapted for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
+        adapters = [layer.op for layer in adapted if layer is not None]
+        return StackedLayer(norms[0].weight, norms[1].weight, *linears, adapters)
+
+
+class ParallelBlock:
+    """Attention and feed-forward side by side behind one norm (Cohere)."""
+
+    def __init__(self, norm: Norm, attention: Mixer, mlp: FeedForward) -> None:
+        self._norm, self._attention, self._mlp = norm, attention, mlp
+
+    def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
+        """As :meth:`Block.__call__`."""
+        x = _enter(self._norm, x, residual)
+        return self._attention(x, k, v) + self._mlp(x)
+
+    def stacked(self) -> StackedLayer | None:
+        """None: no op computes all of them."""
+        return None
+
+
+def _enter(norm: Norm | None, x: Tensor | None, residual: Tensor) -> Tensor:
+    """``residual += x``, if there is anything to add; its norm, or itself where there is no norm."""
+    if norm is None:
+        if x is not None:
+            residual += x
+        return residual
+    return norm(residual) if x is None else norm.add(x, residual)

@@ -1,0 +1,272 @@
+"""What the decoders have in common: token embedding, blocks around one residual stream, norm, head.
+
+An architecture is a subclass. It says how its config is read (:meth:`Decoder.read`) and, where it is not Llama's, how a
+block is made (:meth:`Decoder.block`, or only :meth:`attention`, :meth:`mlp`, :meth:`rotary` of it).
+
+Shapes: T new tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bough.base.errors import ConfigError
+from bough.device.layers.attention import Attention, AttentionForm, QKNorm
+from bough.device.layers.block import Block, FeedForward, Mixer, Norms, ParallelBlock
+from bough.device.layers.context import LayerContext
+from bough.device.layers.embedding import Embedding
+from bough.device.layers.logits import LMHead, ScoreHead
+from bough.device.layers.mlp import Activation, GatedMLP, activation_of
+from bough.device.layers.norm import LayerNorm, Norm, NormForm, RMSNorm
+from bough.device.layers.rotary import rope_parameters, rotary_table
+from bough.device.ops.cells import Cells
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
+from bough.models.base import CacheSpec, KVShape, labels_of
+from bough.models.config import ConfigReader
+
+Tensor = torch.Tensor
+
+PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
+"""What may stand before the names of a decoder's parameters: alone, as a part of others, saved without its head."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderConfig:
+    """The numbers of a Hugging Face config, in one spelling.
+
+    Attributes:
+        norm: how its norms are computed; ``layer_norm``: they are layer norms without bias.
+        qkv_bias, out_bias, mlp_bias: of the projections.
+        windows: positions that each layer's tokens see, 0 for all.
+        attention_scale: factor of the scores; None: 1 / sqrt(head_dim).
+        attention_softcap, logit_softcap: bounds of scores and logits, 0 for none.
+        embedding_scale, residual_scale, logit_scale: factors of embeddings, of what sublayers add, of logits.
+        qk_norm, interleaved, sinks: see :class:`bough.device.layers.attention.AttentionForm`.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    norm: NormForm
+    tied: bool
+    windows: tuple[int, ...]
+    activation: Activation = "silu"
+    layer_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    qk_norm: QKNorm = "none"
+    interleaved: bool = False
+    sinks: bool = False
+
+
+def read_sizes(c: ConfigReader) -> dict[str, Any]:
+    """The fields of :class:`DecoderConfig` that nearly every architecture reads alike; no window, no bias."""
+    hidden_size, n_heads = c.size("hidden_size"), c.size("num_attention_heads")
+    n_kv_heads = c.size("num_key_value_heads", n_heads)
+    head_dim = c.size("head_dim", max(1, hidden_size // n_heads))
+    if n_heads % n_kv_heads or head_dim % 2:
+        raise ConfigError(f"{n_heads} heads of {head_dim} over {n_kv_heads} key-value heads do not work")
+    n_layers = c.size("num_hidden_layers")
+    return {
+        "vocab_size": c.size("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": c.size("intermediate_size"),
+        "n_layers": n_layers,
+        "n_heads": n_heads,
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "norm": NormForm(c.number("rms_norm_eps", 1e-6)),
+        "tied": c.flag("tie_word_embeddings"),
+        "windows": (0,) * n_layers,
+        "activation": activation_of(c.get("hidden_act", "silu")),
+    }
+
+
+def layer_windows(c: ConfigReader, sliding: Callable[[int], bool]) -> tuple[int, ...]:
+    """The window of each layer: those that the config lists as sliding, or else those that ``sliding`` names."""
+    n_layers, window = c.size("num_hidden_layers"), c.get("sliding_window")
+    kinds = c.layers("layer_types", n_layers) or [SLIDING if sliding(i) else FULL for i in range(n_layers)]
+    if not set(kinds) <= {FULL, SLIDING}:
+        raise ConfigError(f"layers of the kinds {sorted(set(map(str, kinds)))} are not supported")
+    if window is None:
+        return (0,) * n_layers
+    window = c.size("sliding_window")
+    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+
+
+class Decoder:
+    """A :class:`bough.models.base.Model`, as it is the architecture of Llama.
+
+    Attributes:
+        c: the numbers of its config.
+        context: what its layers are made with.
+    """
+
+    causal = True
+
+    def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
+        self.context = context
+        self._config, self._n_positions = config, n_positions
+        self._tables: dict[str, Tensor] = {}
+        self.c = c = self.read(ConfigReader(config))
+        self.labels = labels_of(config)
+        tied = c.tied and not self.labels
+        prefix = next((p for p in PREFIXES if context.has(f"{p}embed_tokens.weight")), PREFIXES[0])
+        self._embedding = Embedding(
+            context, f"{prefix}embed_tokens", c.vocab_size, c.hidden_size, tied, c.embedding_scale
+        )
+        self._layers = [self.block(f"{prefix}layers.{i}", i) for i in range(c.n_layers)]
+        self._norm = self.norm(f"{prefix}norm")
+        self.vocab_size = min(n_ids, c.vocab_size)
+        self._head: LMHead | ScoreHead
+        if self.labels:
+            self._head = ScoreHead(context, "score", len(self.labels), c.hidden_size)
+        else:
+            sizes = c.vocab_size, self.vocab_size, c.hidden_size
+            name = prefix.removesuffix("model.") + "lm_head" if context.has(f"{prefix}lm_head.weight") else "lm_head"
+            self._head = LMHead(context, name, sizes, self._embedding if tied else None, c.logit_scale, c.logit_softcap)
+        context.check_all_read(self.ignores)
+        self._attention = context.attention
+        self._stack = self._make_stack()
+        self.kv_shape = KVShape(self.caches(), context.dtype)
+
+    # -- what an architecture is
+
+    @classmethod
+    def read(cls, c: ConfigReader) -> DecoderConfig:
+        """ConfigError for what is missing, or for what this architecture does not compute."""
+        bias = c.flag("attention_bias")
+        return DecoderConfig(**read_sizes(c), qkv_bias=bias, out_bias=bias, mlp_bias=c.flag("mlp_bias"))
+
+    def block(self, prefix: str, i: int) -> Block | ParallelBlock:
+        """Layer ``i``, whose parameters' names begin with ``prefix``."""
+        return Block(
+            self.attention(f"{prefix}.self_attn", i),
+            Norms(self.norm(f"{prefix}.input_layernorm")),
+            self.mlp(f"{prefix}.mlp", i),
+            Norms(self.norm(f"{prefix}.post_attention_layernorm")),
+            self.c.residual_scale,
+        )
+
+    def attention(self, prefix: str, i: int) -> Mixer:
+        """The attention of layer ``i``."""
+        c = self.c
+        form = AttentionForm(
+            hidden_size=c.hidden_size,
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            bias=c.qkv_bias,
+            out_bias=c.out_bias,
+            scale=c.attention_scale,
+            softcap=c.attention_softcap,
+            window=self.window(i),
+            sinks=c.sinks,
+            interleaved=c.interleaved,
+            qk_norm=c.qk_norm,
+            norm=c.norm,
+        )
+        return Attention(self.context, prefix, form, self.rotary(i))
+
+    def mlp(self, prefix: str, i: int) -> FeedForward:
+        """The feed-forward layer of layer ``i``."""
+        c = self.c
+        return GatedMLP(self.context, prefix, c.hidden_size, c.intermediate_size, c.mlp_bias, c.activation)
+
+    def rotary(self, i: int) -> Tensor:
+        """The rotary table of layer ``i``, [n_positions, R]."""
+        return self.table()
+
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What each layer keeps."""
+        c = self.c
+        return tuple(CacheSpec(c.n_kv_heads, c.head_dim, c.head_dim, self.window(i)) for i in range(c.n_layers))
+
+    def ignores(self, name: str) -> bool:
+        """Whether a parameter that nothing uses is to be expected in a checkpoint."""
+        return name.endswith("rotary_emb.inv_freq") or (self.c.tied and name.endswith("lm_head.weight"))
+
+    # -- what they are made of
+
+    def norm(self, name: str) -> Norm:
+        """A norm of the residual stream's size."""
+        c = self.c
+        if c.layer_norm:
+            return LayerNorm(self.context, name, c.hidden_size, c.norm.eps, bias=False)
+        return RMSNorm(self.context, name, c.hidden_size, c.norm)
+
+    def window(self, i: int) -> int:
+        """The window of layer ``i``; 0 also where no sequence gets longer than it."""
+        window = self.c.windows[i]
+        return window if window < self._n_positions else 0
+
+    def table(self, kind: str = FULL) -> Tensor:
+        """The rotary table of layers of this kind; of all of them, where the config does not tell them apart."""
+        if kind not in self._tables:
+            settings = rope_parameters(self._config, kind)
+            table = rotary_table(settings, self.c.head_dim, self._n_positions)
+            same = (other for other in self._tables.values() if torch.equal(other, table))
+            self._tables[kind] = next(same, table.to(self.context.device))
+        return self._tables[kind]
+
+    def no_table(self) -> Tensor:
+        """The table of layers that do not rotate (Kazemnejad et al. 2023), [n_positions, 0]."""
+        return self._tables.setdefault("", torch.zeros(self._n_positions, 0, device=self.context.device))
+
+    def _make_stack(self) -> LayerStack | None:
+        """The op that computes all layers at once, where they and the kernels are of that kind."""
+        c = self.c
+        layers: list[StackedLayer] = []
+        for layer in self._layers:
+            stacked = layer.stacked()
+            if stacked is None:
+                return None
+            layers.append(stacked)
+        if not isinstance(self._norm, RMSNorm) or len(self._tables) != 1:
+            return None
+        shape = StackShape(
+            n_heads=c.n_heads,
+            n_kv_heads=c.n_kv_heads,
+            head_dim=c.head_dim,
+            hidden_size=c.hidden_size,
+            intermediate_size=c.intermediate_size,
+            eps=c.norm.eps,
+            scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+        )
+        return self.context.ops.layer_stack(layers, self._norm.weight, self.table(), shape)
+
+    # -- what the worker calls
+
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
+        residual = self._embedding(tokens)
+        adapters = self.context.adapters
+        runs = None if adapters is None else adapters.runs
+        if self._stack is not None and (runs is None or self._stack.adapts):
+            return self._stack(residual, self._attention.batch, k, v, runs)
+        x: Tensor | None = None
+        for layer, k_cache, v_cache in zip(self._layers, k, v):
+            x = layer(x, residual, k_cache, v_cache)
+        return self._norm(residual) if x is None else self._norm.add(x, residual)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self._head(hidden)

@@ -1,0 +1,22 @@
+"""Qwen2 and Qwen2.5 (Yang et al. 2024): ``model_type`` qwen2. Llama with biases of queries, keys and values."""
+
+from __future__ import annotations
+
+from bough.models.config import ConfigReader
+from bough.models.decoder import Decoder, DecoderConfig, layer_windows, read_sizes
+
+
+def qwen_windows(c: ConfigReader) -> tuple[int, ...]:
+    """Of Qwen's models only those that say so have windows, from some layer on."""
+    if not c.flag("use_sliding_window"):
+        return (0,) * c.size("num_hidden_layers")
+    first = c.get("max_window_layers", 28)
+    return layer_windows(c, lambda i: i >= first)
+
+
+class Qwen2(Decoder):
+    """A :class:`bough.models.base.Model`."""
+
+    @classmethod
+    def read(cls, c: ConfigReader) -> DecoderConfig:
+        return DecoderConfig(**{**read_sizes(c), "windows": qwen_windows(c)}, qkv_bias=True)

@@ -1,0 +1,111 @@
+"""Random checkpoints of every architecture, as transformers makes and saves them, and the comparison with its logits.
+
+An architecture that is added gets an entry in ``CASES``; a test fails without one.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bough.base.params import SamplingParams
+from tests.driving import Sequence_
+
+VOCAB = 97
+WHOLE = SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0, logprob_token_ids=tuple(range(VOCAB)))
+"""All ids are asked for, so that a logprob report is a whole row of logits."""
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A config of ``model_type`` with ``options``; ``ones`` are parts of names of parameters near 1 beside norms."""
+
+    model_type: str
+    options: dict[str, Any] = field(default_factory=dict)
+    bfloat16: float = 6e-2
+    """Relative distance of bfloat16: a rounding is 4e-3, and three layers of random weights have many."""
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32, "rope_theta": 500.0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+
+CASES = {
+    "llama": Case("llama", {"rope_parameters": LLAMA3}),
+    "llama-biases": Case("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "mistral": Case("mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral-window": Case("mistral", {"sliding_window": 20}),
+    "qwen2": Case("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-window": Case("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": Case("qwen3", {"head_dim": 32}),
+    # Of random experts that score nearly alike, a rounding chooses.
+    "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
+    "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
+    "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
+}
+
+
+def make_checkpoint(case: Case, folder: Path) -> Any:
+    """Write the case's model to ``folder``; the model in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(case.model_type, **{**COMMON, **case.options})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    centred = case.model_type.startswith("gemma")
+    for name, value in model.named_parameters():
+        norm = "norm" in name
+        # Wide enough that attention and tokens really vary.
+        spread = 0.2 if norm or name.endswith("bias") else 0.25
+        torch.nn.init.normal_(value, 1.0 if norm and not centred else 0.0, spread)
+    model.save_pretrained(folder)
+    return model
+
+
+def ids_of(seed: int, n: int) -> list[int]:
+    """Random ids."""
+    return random.Random(seed).choices(range(VOCAB), k=n)
+
+
+@torch.no_grad()
+def reference(model: Any, ids: list[int]) -> torch.Tensor:
+    """[len(ids), VOCAB] log-probabilities of transformers, computed in one piece."""
+    logprobs: torch.Tensor = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return logprobs
+
+
+def check(seq: Sequence_, model: Any, tolerance: float = 1e-4) -> None:
+    """Every reported row of logprobs equals the one of transformers, and greedy tokens are its largest."""
+    assert not seq.failed
+    expected = reference(model, seq.ids)
+    entries = [*seq.prompt_logprobs, *seq.logprobs]
+    first = len(seq.ids) - len(entries)
+    for position, entry in enumerate(entries, first):
+        got, row = torch.tensor([value for _, value in entry.asked]), expected[position - 1]
+        assert entry.token == seq.ids[position]
+        assert (got - row).abs().max() <= tolerance * row.abs().max(), f"position {position}"
+    for position in range(seq.n_prompt, len(seq.ids)):
+        row = expected[position - 1]
+        assert row[seq.ids[position]] >= row.max() - tolerance * row.abs().max()
+
+
+def distance(seq: Sequence_, model: Any) -> float:
+    """Largest relative distance of a reported row from transformers' in float32."""
+    expected = reference(model, seq.ids)
+    entries = [*seq.prompt_logprobs, *seq.logprobs]
+    first = len(seq.ids) - len(entries)
+    found = torch.tensor([[value for _, value in entry.asked] for entry in entries])
+    rows = expected[first - 1 : -1] if first else expected[:-1]
+    return float(((found - rows).norm(dim=1) / rows.norm(dim=1)).max())

@@ -1,0 +1,86 @@
+"""Every architecture against transformers: any plan, any company, from the cache and after a retraction."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bough.models.registry import MODELS
+from tests.driving import GREEDY, Driver, Sequence_, make_driver
+from tests.models.parity import CASES, WHOLE, check, distance, ids_of, make_checkpoint
+
+Made = Callable[[str], tuple[Path, Any]]
+
+ELSEWHERE = {"bert": "test_bert.py"}
+"""Models that do not generate have tests of their own."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """name of a case -> (folder, transformers' model), made once."""
+    known: dict[str, tuple[Path, Any]] = {}
+
+    def make(name: str) -> tuple[Path, Any]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            known[name] = folder, make_checkpoint(CASES[name], folder)
+        return known[name]
+
+    return make
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert set(MODELS.names()) == {case.model_type for case in CASES.values()} | set(ELSEWHERE)
+
+
+def ragged(driver: Driver, seqs: list[Sequence_], n: int, rng: random.Random) -> None:
+    """Random rows with random numbers of tokens until each sequence has ``n``."""
+    while waiting := [s for s in seqs if len(s.generated) < n]:
+        chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+        driver.step(*[(s, rng.randint(1, s.left)) for s in chosen])
+
+
+@pytest.mark.parametrize(("kernels", "page_size"), [("reference", 1), ("auto", 16)])
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(name: str, kernels: str, page_size: int, made: Made) -> None:
+    path, model = made(name)
+    driver = make_driver(path, kernels=kernels, page_size=page_size)
+    whole = driver.add(0, ids_of(1, 60), WHOLE)
+    driver.step((whole, 0))
+    others = [driver.add(row, ids_of(row, n), WHOLE) for row, n in ((1, 1), (2, 50), (3, 17), (4, 2))]
+    ragged(driver, [whole, *others], 3, random.Random(page_size))
+    hit = driver.add(5, [*whole.ids[:48], *ids_of(6, 9)], WHOLE, shared=whole.locs[:48], logprob_from=49)
+    ragged(driver, [hit, others[1]], 4, random.Random(7))
+    # Taken away, and back with the part of its KV that was still there.
+    old = others[1]
+    driver.release(old)
+    back = driver.add(2, old.ids, WHOLE, n_prompt=50, shared=old.locs[:16], logprob_from=50)
+    driver.run([back, hit, whole], 6, chunk=5)
+    for seq in (whole, *others, hit, back):
+        check(seq, model)
+    assert len(whole.prompt_logprobs) == 59 and len(back.generated) == 6
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> None:
+    path, model = made(name)
+    driver = make_driver(path, kernels="auto")
+    seqs = [driver.add(row, ids_of(20 + row, 5 + 9 * row), GREEDY) for row in range(3)]
+    driver.run(seqs, 64, chunk=4)
+    for seq in seqs:
+        # Each token is the best after those before it: what transformers would have generated one by one.
+        check(seq, model, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_stays_near_float32(name: str, made: Made) -> None:
+    path, model = made(name)
+    driver = make_driver(path, kernels="auto", dtype=torch.bfloat16)
+    seq = driver.add(0, ids_of(2, 40), WHOLE)
+    driver.run([seq], 3)
+    assert distance(seq, model) < CASES[name].bfloat16
