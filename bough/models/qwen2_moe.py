@@ -10,7 +10,6 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.moe import GatedExpert, Router, Routing, SparseMoE, read_experts
-from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder
 from bough.models.qwen2 import Qwen2
 
