@@ -49,7 +49,7 @@ class KVConfig:
     page_size: int = option(1, "tokens per KV page; 1 shares to the token")
     memory_share: float | None = option(None, "share of the free memory after loading that the KV pool takes")
     pool_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")
-    eviction: Literal["lru", "lfu", "fifo", "arc"] = option("lru", "which cached leaf goes first")
+    eviction: Literal["lru", "lfu", "fifo", "arc", "program"] = option("lru", "which cached leaf goes first")
     cache: Literal["radix", "none"] = option("radix", "prefix cache")
 
 
@@ -57,7 +57,9 @@ class KVConfig:
 class ScheduleConfig:
     """Who runs next and how much of it in one step."""
 
-    policy: Literal["lpm", "fcfs", "dfs", "priority", "random"] = option("lpm", "order of the waiting requests")
+    policy: Literal["lpm", "fcfs", "dfs", "priority", "random", "program"] = option(
+        "lpm", "order of the waiting requests"
+    )
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")

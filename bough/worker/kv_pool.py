@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.pages import advise_huge_pages
 from bough.models.base import CacheSpec, KVShape
 
 Tensor = torch.Tensor
-
-HUGE_PAGE = 2 << 20
-MADV_HUGEPAGE = 14
 
 
 class KVPool:
@@ -32,21 +28,11 @@ class KVPool:
             size = (n_tokens + 1, layer.n_heads, dim)
             data = torch.empty(size, dtype=shape.dtype, device=device)
             if device.type == "cpu":
-                _advise_huge_pages(data)
+                # Cells of a fresh pool are first written in the middle of a step: 512 times fewer page faults.
+                advise_huge_pages(data)
             if shape.dtype != torch.int8 or not dim:
                 return data
             return QuantizedCells(data, torch.empty(size[:2], dtype=torch.float32, device=device))
 
         self.k = [cells(layer, layer.key_dim) for layer in shape.layers]
         self.v = [cells(layer, layer.value_dim) for layer in shape.layers]
-
-
-def _advise_huge_pages(tensor: Tensor) -> None:
-    """Ask for large pages behind ``tensor``: cells of a fresh pool are first written in the middle of a step, and
-    512 times fewer page faults then are a few percent of it. Advice only: a system that cannot, does not."""
-    start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
-    length = tensor.data_ptr() + tensor.nbytes - start
-    if length >= HUGE_PAGE:
-        ctypes.CDLL(None).madvise(
-            ctypes.c_void_p(start), ctypes.c_size_t(length // HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE
-        )

@@ -159,10 +159,8 @@ class Ops(Protocol):
         """
         ...
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
-        """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
+        """All layers in one call (:mod:`bough.device.ops.stack`); None where that cannot be."""
         ...
 
     def experts(

@@ -102,9 +102,7 @@ class TritonOps:
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return linear.packed_linear(weight, bias, self._device)
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
 
     def experts(
