@@ -42,5 +42,5 @@ def test_the_pool_has_the_bytes_it_says(dtype: torch.dtype) -> None:
     tensors = []
     for cells in (*pool.k, *pool.v):
         tensors += [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]
-    assert sum(t.nbytes for t in tensors) == 50 * shape.bytes_per_token
-    assert pool.k[1].shape == (50, 2, 8) and pool.k[2].shape == (50, 3, 10)
+    assert sum(t.nbytes for t in tensors) == (50 + 1) * shape.bytes_per_token, "and the cell that is nobody's"
+    assert pool.k[1].shape == (51, 2, 8) and pool.k[2].shape == (51, 3, 10)

@@ -1,0 +1,99 @@
+"""The executor of devices that compute by themselves, on one that does not; and weights that nobody trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
+from bough.base.errors import ConfigError
+from bough.base.messages import Outputs, Request
+from bough.base.params import SamplingParams
+from bough.engine import build as building
+from bough.engine.executor import StreamExecutor
+from bough.engine.resolve import resolve
+from tests.engine.test_equivalence import NUMBERS, engine, run, workload
+
+
+def ask(rid: str, ids: list[int]) -> Request:
+    return Request(rid=rid, ids=np.array(ids, "<i4").tobytes(), params=SamplingParams(max_tokens=5, ignore_eos=True))
+
+
+def test_launching_ahead_changes_no_answer(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(tiny_model, {}, {}, NUMBERS["float32"])
+    expected, _ = run(core, workload(), together=True)
+    core.close()
+    monkeypatch.setattr(building, "LocalExecutor", StreamExecutor)
+    for kv in ({}, {"pool_tokens": 300}):
+        core = engine(tiny_model, kv, {"depth": 1}, NUMBERS["float32"])
+        assert isinstance(core.executor, StreamExecutor)
+        found, _ = run(core, workload(), together=True)
+        core.close()
+        assert found == expected
+
+
+def test_a_forward_that_cannot_be_launched_ends_what_fails_alone(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "LocalExecutor", StreamExecutor)
+    core = engine(tiny_model, {}, {"depth": 1}, NUMBERS["float32"])
+    runner = core.executor.built.worker._runner
+    forward = runner.forward
+
+    def fails(plan, rows):
+        if any(123 in init.ids for init in plan.admitted):
+            raise RuntimeError("planted")
+        return forward(plan, rows)
+
+    monkeypatch.setattr(runner, "forward", fails)
+    for rid, ids in (("good", [5, 6, 7]), ("bad", [5, 123])):
+        core.scheduler.receive(ask(rid, ids))
+    ends = {}
+    while not core.scheduler.idle:
+        core.scheduler.step()
+        for message in core.scheduler.outbox:
+            assert isinstance(message, Outputs)
+            ends |= {o.rid: o.finish.kind for o in message.items if o.finish is not None}
+        core.scheduler.outbox.clear()
+    core.close()
+    assert ends == {"good": "length", "bad": "error"}
+
+
+def test_random_weights_of_a_config(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_model / name).read_bytes())
+
+    def config(load_format: str, path: Path) -> Config:
+        model = ModelConfig(path=str(path), load_format=load_format, dtype="float32")
+        return Config(
+            model=model,
+            kv=KVConfig(pool_tokens=512),
+            schedule=ScheduleConfig(max_running=4),
+            device=DeviceConfig(kernels="reference"),
+        )
+
+    with pytest.raises(ConfigError):
+        building.build(config("auto", tmp_path))
+    core, real = building.build(config("dummy", tmp_path)), building.build(config("auto", tiny_model))
+    assert core.hello.model.n_parameters == real.hello.model.n_parameters
+    core.scheduler.receive(ask("r", [5, 6]))
+    while not core.scheduler.idle:
+        core.scheduler.step()
+    assert core.scheduler.stats().generated_tokens == 5
+    core.close()
+    real.close()
+
+
+def test_what_needs_a_gpu_says_so() -> None:
+    for config in (
+        Config(model=ModelConfig(dtype="float16")),
+        Config(model=ModelConfig(quantize="fp8")),
+        Config(kv=KVConfig(kv_dtype="fp8")),
+    ):
+        with pytest.raises(ConfigError, match="needs a GPU"):
+            resolve(config, "cpu")
+        assert resolve(config, "cuda").schedule.max_running == 256
+    with pytest.raises(ConfigError, match="no CUDA device"):
+        building.build(Config(device=DeviceConfig(device="cuda")))
