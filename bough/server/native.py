@@ -52,7 +52,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 PER_PROMPT = (
     "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key", "cache_salt",
-    "lora_path",
+    "lora_path", "program", "lease",
 )  # fmt: skip
 """Fields that may be a list of one value for each prompt."""
 
@@ -194,8 +194,8 @@ def _options(
         rid=rid,
         constraint=native_constraint(sampling, service.limits),
         interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
-        program=_each(body.program, i, "program"),
-        lease=lease_of(_each(body.lease, i, "lease")),
+        program=_each(body.program, i),
+        lease=lease_of(_each(body.lease, i)),
     )
     return options, silent
 
