@@ -1,0 +1,162 @@
+"""Programs in the scheduler: forks, seats, budgets, ends and aborts, and that leases keep what they grant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bough.base.messages import EndProgram, Request
+from bough.base.program import Grant, Lease, Program
+
+from .world import World, request
+
+
+def world(cells: int = 4096, **options: Any) -> World:
+    return World(cells=cells, policy="program", eviction="program", **options)
+
+
+def call(rid: str, prompt: list[int], lease: Lease | None = None, tokens: int = 4, **program: Any) -> Request:
+    made = request(rid, prompt, max_tokens=tokens, ignore_eos=True)
+    fields = {name: getattr(made, name) for name in made.__struct_fields__}
+    return Request(**{**fields, "program": Program(**program) if program else None, "lease": lease})
+
+
+def grant(w: World, rid: str) -> Grant:
+    finish = w.readers[rid].finish
+    assert finish is not None and finish.grant is not None
+    return finish.grant
+
+
+def test_a_fork_computes_its_prefix_once_and_is_admitted_together() -> None:
+    w = world(step_tokens=64)
+    prefix = [1 + i % 90 for i in range(40)]
+    w.submit(*(call(f"f{i}", prefix + [i + 1], id="p", fork="best", width=8, tokens=6) for i in range(8)))
+    w.step()
+    assert len(w.scheduler._rows) == 8, "siblings enter in one step"
+    assert w.device.computed_tokens == 40 + 8, "the prefix once, and each sibling's own token"
+    locked = w.kv.usage().locked
+    assert locked == 40 + 8
+    w.run()
+    assert sum(reader.n_cached for reader in w.readers.values()) == 7 * 40
+
+
+def test_programs_beyond_the_pool_wait_until_a_seat_is_free() -> None:
+    w = world(cells=256, step_tokens=256)
+    w.submit(*(call(f"{name}0", [k + 1] * 100, id=name, pause=0.0, tokens=20) for k, name in enumerate("abc")))
+    for _ in range(10):
+        w.step()
+    assert [state.key[1] for state in w.scheduler._programs.states() if state.seated] == ["a"]
+    assert len(w.scheduler._rows) == 1 and len(w.scheduler._queue) == 2
+    w.run()
+    assert all(reader.finish is not None for reader in w.readers.values())
+
+
+def test_a_budget_holds_over_all_requests_of_a_program() -> None:
+    w = world()
+    w.submit(*(call(f"r{i}", [i + 1, 2, 3], id="p", budget=10, tokens=50) for i in range(3)))
+    w.run()
+    assert sum(len(reader.tokens) for reader in w.readers.values()) == 10
+    assert {reader.finish.kind for reader in w.readers.values() if reader.finish} == {"length"}
+    assert grant(w, "r0").budget == 0
+    w.submit(call("late", [5, 6], id="p"))
+    finish = w.readers["late"].finish
+    assert finish is not None and (finish.status, finish.param) == (400, "program.budget")
+
+
+def test_a_program_is_aborted_as_one_unit_and_no_other_tenants() -> None:
+    w = world(max_running=2)
+    w.submit(*(call(f"r{i}", [i + 1, 2, 3], id="p", tokens=50) for i in range(4)), call("other", [9, 9], id="q"))
+    w.step()
+    w.scheduler.receive(EndProgram("somebody", "p", abort=True))
+    w.drain()
+    assert not any(reader.finish for reader in w.readers.values())
+    w.scheduler.receive(EndProgram("", "p", abort=True))
+    w.drain()
+    kinds = {rid: reader.finish.kind if reader.finish else None for rid, reader in w.readers.items()}
+    assert kinds == {**{f"r{i}": "abort" for i in range(4)}, "other": None}
+    w.run()
+    assert len(w.scheduler._programs) == 1
+
+
+def test_what_an_ended_program_leaves_goes_first() -> None:
+    w = world(cells=200, step_tokens=256)
+    w.submit(request("kept", [1] * 60, max_tokens=1, ignore_eos=True))
+    w.run()
+    w.submit(call("gone", [2] * 60, id="gone", end=True))
+    w.run()
+    w.submit(request("new", [3] * 120, max_tokens=2, ignore_eos=True))
+    w.run()
+    kept, gone = request("x", [1] * 60), request("x", [2] * 60)
+    assert w.kv.match_len(kept.namespace, kept.prompt, 60) == 60
+    assert w.kv.match_len(gone.namespace, gone.prompt, 60) < 60, "the least recently used would have gone instead"
+
+
+def test_a_seated_programs_cache_outlives_what_was_used_later() -> None:
+    w = world(cells=200, step_tokens=256)
+    w.submit(call("seated", [1] * 60, id="p", pause=5.0))
+    w.run()
+    w.submit(request("later", [2] * 60, max_tokens=1, ignore_eos=True))
+    w.run()
+    w.submit(request("new", [3] * 120, max_tokens=2, ignore_eos=True))
+    w.run()
+    seated = request("x", [1] * 60)
+    assert w.kv.match_len(seated.namespace, seated.prompt, 60) == 60
+    w.now += 100.0
+    w.submit(request("newer", [4] * 130, max_tokens=2, ignore_eos=True))
+    w.run()
+    assert w.kv.match_len(seated.namespace, seated.prompt, 60) < 60, "who stays away too long loses the seat"
+
+
+def test_nothing_follows_a_spent_request() -> None:
+    w = world(cells=200, step_tokens=256)
+    w.submit(call("kept", [1] * 60, id="p", pause=0.0))
+    w.run()
+    w.submit(call("judge", [2] * 60, id="p", next_uses=0))
+    w.run()
+    w.submit(request("new", [3] * 120, max_tokens=2, ignore_eos=True))
+    w.run()
+    kept = request("x", [1] * 60)
+    assert w.kv.match_len(kept.namespace, kept.prompt, 60) == 60
+
+
+@pytest.mark.parametrize(
+    ("length", "ttl", "answer"), [(50, 60.0, "granted"), (90, 60.0, "clipped"), (50, 1e6, "clipped")]
+)
+def test_a_lease_is_granted_within_its_budget_and_ends(length: int, ttl: float, answer: str) -> None:
+    w = world(cells=200, step_tokens=256)
+    w.submit(call("leased", [1] * length, lease=Lease(ttl=ttl), tokens=1))
+    w.run()
+    granted = grant(w, "leased")
+    assert granted.lease == answer
+    assert granted.lease_tokens == min(length, 60) and granted.lease_seconds == min(ttl, 3600.0)
+    for i in range(4):
+        w.submit(request(f"new{i}", [i + 2] * 130, max_tokens=1, ignore_eos=True))
+        w.run()
+    leased = request("x", [1] * length)
+    assert w.kv.match_len(leased.namespace, leased.prompt, length) >= granted.lease_tokens
+    w.now += granted.lease_seconds
+    w.submit(request("after", [9] * 199, max_tokens=1, ignore_eos=True))
+    w.run()
+    assert w.kv.match_len(leased.namespace, leased.prompt, length) <= 1 and not w.kv.claims.leased_tokens
+
+
+def test_without_the_policy_a_lease_is_denied() -> None:
+    w = World(cells=200)
+    w.submit(call("leased", [1] * 20, lease=Lease(ttl=9.0)))
+    w.run()
+    assert grant(w, "leased").lease == "denied"
+
+
+def test_a_program_that_is_passed_over_goes_first_in_the_end() -> None:
+    w = world(cells=256, step_tokens=256)
+    w.submit(call("old", [90] * 200, id="old", tokens=20))
+    w.run()
+    w.submit(call("old2", [90] * 200 + [1], id="old", priority=-5, tokens=4))
+    ended = 0
+    while w.readers["old2"].finish is None:
+        for k in range(2):
+            w.submit(call(f"n{ended}-{k}", [1 + ended % 80] * 100, id=f"n{ended}-{k}", priority=5, end=True))
+        ended += 1
+        w.step()
+        assert ended < 2000, "starved"
