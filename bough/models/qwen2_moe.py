@@ -21,7 +21,7 @@ class QwenMoE(Decoder):
     """What Qwen's mixtures of experts have in common: which layers are one, and how they are routed."""
 
     def mlp(self, prefix: str, i: int) -> FeedForward:
-        c, reader = self.c, ConfigReader(self._config)
+        c, reader = self.c, self.config
         dense = reader.get("mlp_only_layers", [])
         if not isinstance(dense, list) or c.activation != "silu":
             raise ConfigError("the model's config has no usable 'mlp_only_layers', or experts other than with silu")
@@ -47,6 +47,6 @@ class Qwen2Moe(QwenMoE, Qwen2):
     """A :class:`bough.models.base.Model`."""
 
     def shared(self, prefix: str) -> FeedForward | None:
-        size = ConfigReader(self._config).size("shared_expert_intermediate_size")
+        size = self.config.size("shared_expert_intermediate_size")
         expert = GatedMLP(self.context, f"{prefix}.shared_expert", self.c.hidden_size, size)
         return GatedExpert(self.context, f"{prefix}.shared_expert_gate", self.c.hidden_size, expert)

@@ -94,7 +94,9 @@ def test_every_route_but_the_public_ones_asks_for_a_key(
     if scope == "admin":
         forbidden = guarded.request(method, path, headers=bearer("sk-alice"))
         assert forbidden.status_code == 403 and forbidden.json()["error"]["type"] == "permission_error"
-        assert guarded.request(method, path, headers=bearer("sk-root")).status_code == 200
+        # Those that need a body find none.
+        status = 400 if "lora_adapter" in path else 200
+        assert guarded.request(method, path, headers=bearer("sk-root")).status_code == status
 
 
 @pytest.mark.parametrize(
