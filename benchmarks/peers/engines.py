@@ -99,7 +99,8 @@ def bough_launch(tree: Path, settings: Settings, model: str, kind: str) -> Launc
         command += ["--quantize", kind]
     command += ["--port", "{port}", "--served-name", "m", "--pool-tokens", str(KV_TOKENS)]
     command += ["--threads", str(settings.threads), "--context-length", "8192", "--log-level", "warning"]
-    return Launch(tuple(command), {}, "/readyz", 180.0, tree)
+    # The processes of a server do not look for modules where they were started.
+    return Launch(tuple(command), {"PYTHONPATH": str(tree)}, "/readyz", 180.0, tree)
 
 
 def _help(tree: Path, settings: Settings) -> str:

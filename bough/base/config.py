@@ -71,6 +71,14 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LoraConfig:
+    """Adapters, which requests name as their model."""
+
+    lora_dir: str | None = option(None, "folder of adapters (PEFT): each subfolder is one, under its own name")
+    max_loras: int = option(8, "most adapters held at a time; the one used least recently makes room")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServeConfig:
     """The HTTP side."""
 
@@ -103,5 +111,6 @@ class Config:
     kv: KVConfig = KVConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     device: DeviceConfig = DeviceConfig()
+    lora: LoraConfig = LoraConfig()
     serve: ServeConfig = ServeConfig()
     limits: Limits = DEFAULT_LIMITS

@@ -71,11 +71,18 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     rids: list[str]
 
 
+ControlOp = Literal["flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters"]
+
+
 class Control(msgspec.Struct, frozen=True, tag="control"):
-    """An operator's command; answered by a :class:`ControlReply` with the same id."""
+    """An operator's command; answered by a :class:`ControlReply` with the same id.
+
+    ``args`` of load_adapter are name, path and pinned ("true" or "false"), of unload_adapter the name.
+    """
 
     id: int
-    op: Literal["flush_cache", "abort_all"]
+    op: ControlOp
+    args: dict[str, str] = {}
 
 
 class Finish(msgspec.Struct, frozen=True):

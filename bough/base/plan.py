@@ -25,6 +25,9 @@ LAST = -1
 
 With overlap the host has not seen that token when it writes the plan; the device has."""
 
+NO_ADAPTER = -1
+"""Stands for the place of an adapter where there is none."""
+
 
 @dataclass(slots=True)
 class RowInit:
@@ -40,6 +43,7 @@ class RowInit:
         eos_ids: the model's end-of-sequence ids that ``min_tokens`` has to mask (empty with ignore_eos).
         logprob_from: first prompt position whose logprob is still to be reported (n_prompt: none).
         pooling: which vector is made of its hidden states; None for rows that generate.
+        adapter: the place of its adapter, or NO_ADAPTER.
     """
 
     row: int
@@ -51,6 +55,7 @@ class RowInit:
     eos_ids: tuple[int, ...]
     logprob_from: int
     pooling: PoolingParams | None = None
+    adapter: int = NO_ADAPTER
 
 
 class SharedPrefix(NamedTuple):
@@ -190,4 +195,28 @@ class Executor(Protocol[F]):
 
     def shutdown(self) -> None:
         """Finish what runs and free the device."""
+        ...
+
+
+class AdapterLoad(Protocol):
+    """An adapter on its way to its place."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> object:
+        """Once it is done: raises BoughError where it could not be loaded."""
+        ...
+
+
+class AdapterDevice(Protocol):
+    """Where adapters are read and held: ``places`` of them, one each."""
+
+    places: int
+
+    def load(self, place: int, name: str, path: str) -> AdapterLoad:
+        """Begin to read the adapter in the folder ``path`` into a place that no row uses; what it held is gone."""
+        ...
+
+    def clear(self, place: int) -> None:
+        """Give the memory of a place back that no row uses."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 from bough.base.constraint import Reasoning
@@ -12,6 +13,8 @@ from bough.base.messages import Request
 from bough.base.params import SamplingParams
 
 INT64 = 1 << 63
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def validate_request(
@@ -49,6 +52,8 @@ def validate_request(
         )
     if len(request.namespace.salt) > limits.salt_chars:
         raise InvalidRequest(f"cache_salt is longer than {limits.salt_chars} characters", param="cache_salt")
+    if request.namespace.adapter:
+        check_adapter_name(request.namespace.adapter)
     _number("priority", request.priority, -limits.priority_abs, limits.priority_abs)
     if request.timeout is not None:
         _number("timeout", request.timeout, 0, 1e9, open_low=True)
@@ -63,6 +68,15 @@ def validate_request(
     if request.pooling is None:
         _validate_length(request.params, len(prompt), context_length)
     _validate_task(request, generates, classifies)
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises InvalidRequest for a name that could mean anything but a folder of its own among others."""
+    if not ADAPTER_NAME.fullmatch(name):
+        raise InvalidRequest(
+            "the name of an adapter has 1 to 128 letters, digits and the characters - _ . and begins with no dot",
+            param="lora_name",
+        )
 
 
 def _validate_task(request: Request, generates: bool, classifies: bool) -> None:

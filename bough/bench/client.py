@@ -115,14 +115,19 @@ class Client:
 
 
 async def _read(stream: aiohttp.StreamReader, call: Call) -> None:
-    """Take in server-sent events up to ``[DONE]``."""
+    """Take in server-sent events up to ``[DONE]``.
+
+    They are decoded when all are there: what the client computes is taken from a server on the same machine.
+    """
+    events: list[tuple[bytes, float]] = []
     async for line in stream:
-        if not line.startswith(b"data:"):
-            continue
+        if line.startswith(b"data:"):
+            events.append((line, time.perf_counter()))
+    for line, now in events:
         data = line[5:].strip()
         if data == b"[DONE]":
             return
-        take(call, json.loads(data), time.perf_counter())
+        take(call, json.loads(data), now)
 
 
 def take(call: Call, event: dict[str, Any], now: float) -> None:

@@ -20,9 +20,11 @@ from bough.base.errors import ConfigError
 from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.lora.pool import AdapterPool
 from bough.device.ops.registry import resolve_ops
 from bough.device.platform.cpu import CpuPlatform
 from bough.device.quant.scheme import resolve_scheme
+from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
@@ -94,9 +96,12 @@ class EngineCore:
     tokenizer_source: TokenizerSource
     executor: LocalExecutor
     grammar: Grammar
+    adapters: AdapterLoader | None
 
     def close(self) -> None:
         """Stop the device and the grammar backend."""
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.shutdown()
         self.grammar.close()
 
@@ -139,15 +144,19 @@ def build(config: Config) -> EngineCore:
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
     grammar = Grammar(config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special))
+    adapters = (
+        AdapterLoader(executor, Path(config.lora.lora_dir), config.lora.max_loras) if config.lora.lora_dir else None
+    )
     scheduler = Scheduler(
         schedule, config.limits, model, kv, executor,
         clock=time.monotonic,
         draw=lambda: secrets.randbits(63),
         stop_matcher=_stop_matcher(tokenizer),
         compiler=grammar.compiler,
+        adapters=adapters,
     )  # fmt: skip
     hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule)
-    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar)
+    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
 
 
 def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
@@ -156,7 +165,8 @@ def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) ->
     attention = PagedAttention(ops)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
-    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device)
+    adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
+    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device, adapters)
     return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
 
 

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from bough.base.messages import (
     PROTOCOL,
     Abort,
     Control,
+    ControlOp,
     ControlReply,
     Finish,
     FromEngine,
@@ -28,8 +29,6 @@ from bough.base.messages import (
     ToEngine,
 )
 from bough.engine.stream import OutputStream
-
-ControlOp = Literal["flush_cache", "abort_all"]
 
 
 class EngineClient(Protocol):
@@ -64,7 +63,7 @@ class EngineClient(Protocol):
         """Stop these requests; each still ends with its one terminal output. Unknown ones are ignored."""
         ...
 
-    async def control(self, op: ControlOp) -> ControlReply:
+    async def control(self, op: ControlOp, **args: str) -> ControlReply:
         """Send an operator's command. Raises Unavailable when the engine is, or goes, away."""
         ...
 
@@ -139,10 +138,10 @@ class StreamClient:
         if known:
             self._post(Abort(known))
 
-    async def control(self, op: ControlOp) -> ControlReply:
+    async def control(self, op: ControlOp, **args: str) -> ControlReply:
         if not self.alive:
             raise Unavailable("the engine is not running")
-        command = Control(next(self._control_ids), op)
+        command = Control(next(self._control_ids), op, args)
         reply: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._controls[command.id] = reply
         try:

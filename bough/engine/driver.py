@@ -160,7 +160,7 @@ class Driver:
         elif isinstance(message, Control):
             number = next(self._control_ids)
             self._controls[number] = (peer, message.id)
-            message = Control(number, message.op)
+            message = msgspec.structs.replace(message, id=number)
         try:
             self.scheduler.receive(message)
         except Exception as error:
@@ -178,7 +178,7 @@ class Driver:
             self._route(Outputs([Output(message.rid, 0, [], len(message.ids) // 4, 0, finish)]))
             self._abort([message.rid])
         elif isinstance(message, Control):
-            self._route(ControlReply(message.id, False, text))
+            self._route(ControlReply(message.id, False, text, {"status": status}))
 
     def _flush(self) -> None:
         messages = list(self.scheduler.outbox)

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from bough.base.plan import Masks, StepPlan, StepResult
 from bough.worker.build import BuiltWorker
-from bough.worker.worker import ForwardHandle
+from bough.worker.worker import ForwardHandle, Worker
 
 
 class LocalExecutor:
@@ -38,6 +38,10 @@ class LocalExecutor:
 
     def sample(self, forward: Future[ForwardHandle], masks: Masks | None) -> Future[StepResult]:
         return self._thread.submit(lambda: self.built.worker.sample(forward.result(), masks))
+
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` between two steps, behind everything that was launched."""
+        return self._thread.submit(lambda: work(self.built.worker))
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)

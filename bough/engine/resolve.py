@@ -1,21 +1,22 @@
-"""Fills in what the configuration leaves to the machine. Pure: returns a new configuration."""
+"""Fills in what the configuration leaves to the machine, and returns a new configuration."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
 
 CPU_MAX_RUNNING = 64
-CPU_STEP_TOKENS = 512
+CPU_STEP_TOKENS = 128
 
 
 def resolve(config: Config) -> Config:
     """``config`` with the scheduler's defaults for a CPU; raises ConfigError for values that cannot work.
 
-    A step on a CPU is bound by arithmetic from a few hundred tokens on, so a larger budget would only make
-    running streams wait longer for it.
+    A step on a CPU is bound by arithmetic from some hundred tokens on, so a larger budget would only make everybody wait
+    longer for it: running streams, and whoever arrives. A smaller one lets more decode tokens ride along with prompts.
     """
     kv, schedule = config.kv, config.schedule
     if not 1 <= kv.page_size <= 1024:
@@ -26,6 +27,9 @@ def resolve(config: Config) -> Config:
         raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
     _at_least_one("context_length", config.model.context_length)
     _at_least_one("threads", config.device.threads)
+    _at_least_one("max_loras", config.lora.max_loras)
+    if config.lora.lora_dir is not None and not Path(config.lora.lora_dir).is_dir():
+        raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
     max_running = _at_least_one("max_running", schedule.max_running) or CPU_MAX_RUNNING
     step_tokens = _at_least_one("step_tokens", schedule.step_tokens) or max(CPU_STEP_TOKENS, 2 * max_running)
     if step_tokens < max_running:

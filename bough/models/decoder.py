@@ -24,7 +24,7 @@ from bough.device.layers.mlp import Activation, GatedMLP, activation_of
 from bough.device.layers.norm import LayerNorm, Norm, NormForm, RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
-from bough.device.ops.stack import MOST_TOKENS, LayerStack, StackShape
+from bough.device.ops.stack import LayerStack, StackShape
 from bough.models.base import CacheSpec, KVShape, labels_of
 from bough.models.config import ConfigReader
 
@@ -257,8 +257,10 @@ class Decoder:
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
         residual = self._embedding(tokens)
-        if self._stack is not None and len(tokens) <= MOST_TOKENS:
-            return self._stack(residual, self._attention.batch, k, v)
+        adapters = self.context.adapters
+        runs = None if adapters is None else adapters.runs
+        if self._stack is not None and (runs is None or self._stack.adapts):
+            return self._stack(residual, self._attention.batch, k, v, runs)
         x: Tensor | None = None
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)

@@ -142,8 +142,8 @@ class Committer:
         upto = 0 if finish is not None else int(rows.n_ids[row])
         if rows.traced[row]:
             upto = min(upto, req.n_prompt + req.n_sent + len(result.logprobs.get(i, ())))
-        elif end < req.n_prompt:
-            upto = 0
+        elif end < req.n_prompt or (max(1, req.logprob_from) < req.n_prompt and i not in result.prompt_logprobs):
+            upto = 0  # nothing is said before the prompt has been read and its logprobs reported
         first = req.n_prompt + req.n_sent
         tokens: list[int] = rows.ids[row, first:upto].tolist()
         for k, known in enumerate(tokens):

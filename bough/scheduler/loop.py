@@ -25,9 +25,10 @@ from bough.base.messages import (
     Stats,
     ToEngine,
 )
-from bough.base.plan import Executor, Masks, Pending
+from bough.base.plan import AdapterDevice, Executor, Masks, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.commit import Committer, terminal
 from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
@@ -66,6 +67,7 @@ class Scheduler:
         stop_matcher: builds the matcher of a request's stop strings; raises InvalidRequest for a bad pattern.
         gates: asynchronous preconditions of admission.
         compiler: compiles constraints in the background; without one they are refused.
+        adapters: reads and holds adapters; without it they are refused.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Scheduler:
         stop_matcher: Callable[[Request], StopMatcher],
         gates: tuple[Gate, ...] = (),
         compiler: Compiler | None = None,
+        adapters: AdapterDevice | None = None,
     ) -> None:
         assert config.max_running is not None and config.step_tokens is not None and config.depth is not None
         assert config.step_tokens >= config.max_running
@@ -100,7 +103,8 @@ class Scheduler:
         self._constraints = Constraints(
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
-        self._gates = GateSet((*gates, self._constraints))
+        self._adapters = Adapters(adapters)
+        self._gates = GateSet((*gates, self._adapters, self._constraints))
         self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)
         self._forward: tuple[Flight, Any] | None = None  # launched, and yet to be sampled
         self._at_gates = False
@@ -126,7 +130,7 @@ class Scheduler:
             self._launch(flight)
         while len(self._in_flight) > self._depth or (flight is None and self._in_flight):
             self._commit(*self._in_flight.popleft())
-        self._at_gates = flight is None and not self._in_flight and bool(self._reqs)
+        self._at_gates = flight is None and not self._in_flight and bool(self._reqs or self._adapters.busy)
         self._send()
         self._timings.step.append(self._clock() - began)
 
@@ -153,7 +157,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._reqs and not self._in_flight
+        return not self._reqs and not self._in_flight and not self._adapters.busy
 
     @property
     def stalled(self) -> bool:
@@ -270,11 +274,21 @@ class Scheduler:
                     self._end(req, Finish("abort", message="all requests were aborted"))
                     self._aborted += 1
                 self.outbox.append(ControlReply(message.id, True))
+            case "load_adapter":
+                args = message.args
+                self._adapters.load(message.id, args["name"], args["path"], args["pinned"] == "true")
+            case "unload_adapter":
+                self._adapters.unload(message.args["name"])
+                self.outbox.append(ControlReply(message.id, True))
+            case "list_adapters":
+                self.outbox.append(ControlReply(message.id, True, info={**self._adapters.names()}))
 
     def _send(self) -> None:
         if self._news:
             self.outbox.append(Outputs(self._news))
             self._news = []
+        self.outbox += self._adapters.replies
+        self._adapters.replies.clear()
 
     # -- ends other than by commit -------------------------------------------------------------------------
 
@@ -302,6 +316,7 @@ class Scheduler:
                 self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
 
     def _open_gates(self) -> None:
+        self._adapters.advance()
         failed = self._constraints.settle()
         ready, more = self._gates.poll()
         failed += more
@@ -383,6 +398,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert the invariants of the KV pool and of the rows; cheap enough for idle moments."""
         self._kv.check()
+        self._adapters.check()
         rows = self._rows
         for row in rows.running.tolist():
             req = rows.req(row)

@@ -275,6 +275,7 @@ class Planner:
                 eos_ids=end_ids(req, self._eos_ids),
                 logprob_from=req.logprob_from,
                 pooling=req.request.pooling,
+                adapter=req.adapter,
             )
         )
         parts.add(

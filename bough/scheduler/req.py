@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from bough.base.messages import Request
-from bough.base.plan import Ints
+from bough.base.plan import NO_ADAPTER, Ints
 from bough.scheduler.guide import Guide
 from bough.text.stop import StopMatcher
 
@@ -47,6 +47,7 @@ class Req:
         retractions: how often its row was taken away.
         failures: failed forwards it took part in.
         guide: state of its constraint, None without one.
+        adapter: the place of its adapter, once it is loaded; NO_ADAPTER without one.
     """
 
     request: Request
@@ -65,6 +66,7 @@ class Req:
     retractions: int = 0
     failures: int = 0
     guide: Guide | None = None
+    adapter: int = NO_ADAPTER
 
     @property
     def n_prompt(self) -> int:

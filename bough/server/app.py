@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bough import __version__
 from bough.base.errors import BoughError, EngineError, InvalidRequest, NotFound
-from bough.server import info, schema
+from bough.server import adapters, info, schema
 from bough.server.anthropic.handlers import count_tokens, messages
 from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.auth import Keyring
@@ -190,6 +190,10 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing),
         RouteSpec(("/v1/batches/{batch_id}",), ("GET",), "user", batches.retrieve),
         RouteSpec(("/v1/batches/{batch_id}/cancel",), ("POST",), "user", batches.cancel),
+        post(("/v1/load_lora_adapter",), "admin", schema.LoadAdapterRequest, adapters.load),
+        post(("/v1/unload_lora_adapter",), "admin", schema.UnloadAdapterRequest, adapters.unload),
+        post(("/load_lora_adapter",), "admin", schema.LoadAdapterRequest, adapters.load_native),
+        post(("/unload_lora_adapter",), "admin", schema.UnloadAdapterRequest, adapters.unload_native),
         RouteSpec(("/v1/models",), ("GET",), "user", about.models),
         RouteSpec(("/v1/models/{model:path}",), ("GET",), "user", about.model),
         RouteSpec(("/get_model_info", "/model_info"), ("GET",), "user", about.model_info),

@@ -146,7 +146,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         id=response_id,
         object="chat.completion.chunk" if body.stream else "chat.completion",
         created=int(time.time()),
-        model=service.model_name,
+        model=options.namespace.adapter or service.model_name,
         choices=[],
         **about_request(body, service.limits),
     )

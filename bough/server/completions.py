@@ -114,7 +114,8 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     ]
     service.admit(call.flight, sequence_rids(options))
     envelope = Response(
-        id=response_id, object="text_completion", created=int(time.time()), model=service.model_name, choices=[],
+        id=response_id, object="text_completion", created=int(time.time()),
+        model=options[0].namespace.adapter or service.model_name, choices=[],
         **about_request(body, service.limits),
     )  # fmt: skip
     names = TokenNames(engine.tokenizer, bool(body.return_tokens_as_token_ids))

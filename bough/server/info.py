@@ -65,13 +65,29 @@ class Info:
         return as_json({"status": "ready", "problems": []})
 
     async def models(self, request: Request) -> Response:
-        return as_json({"object": "list", "data": [self._card()]})
+        adapters = await self._adapters()
+        cards = [self._card(), *(self._adapter_card(name, path) for name, path in adapters.items())]
+        return as_json({"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        if name != self.service.model_name:
+        if name == self.service.model_name:
+            return as_json(self._card())
+        adapters = await self._adapters()
+        if name not in adapters:
             raise ModelNotFound(f"the model {name[:256]!r} does not exist", param="model")
-        return as_json(self._card())
+        return as_json(self._adapter_card(name, adapters[name]))
+
+    async def _adapters(self) -> dict[str, str]:
+        """Names and folders of the adapters that are loaded."""
+        service = self.service
+        if service.config.lora.lora_dir is None or service.engine is None:
+            return {}
+        reply = await service.engine.client.control("list_adapters")
+        return {name: str(path) for name, path in reply.info.items()}
+
+    def _adapter_card(self, name: str, path: str) -> dict[str, Any]:
+        return {**self._card(), "id": name, "root": path, "parent": self.service.model_name}
 
     def _card(self) -> dict[str, Any]:
         service, model = self.service, self.service.hello.model

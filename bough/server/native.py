@@ -168,7 +168,8 @@ def _options(
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
         namespace=Namespace(
-            salt=salt_of(_each(body.extra_key, i, "extra_key"), _each(body.cache_salt, i, "cache_salt"))
+            adapter=service.adapter(None, _each(body.lora_path, i, "lora_path")),
+            salt=salt_of(_each(body.extra_key, i, "extra_key"), _each(body.cache_salt, i, "cache_salt")),
         ),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),

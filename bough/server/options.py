@@ -205,7 +205,9 @@ def openai_options(
         n=at_least_one("n", body.n, service.limits.n),
         include_stop=bool(body.no_stop_trim or body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
-        namespace=Namespace(salt=salt_of(body.extra_key, body.cache_salt)),
+        namespace=Namespace(
+            adapter=service.adapter(body.model, body.lora_path), salt=salt_of(body.extra_key, body.cache_salt)
+        ),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,

@@ -29,7 +29,6 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that are refused unless they are absent, null, false or empty."""
 
-    lora_path: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
     custom_params: Any = None
@@ -80,6 +79,7 @@ class Sampling(Constrained, kw_only=True):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     model: str | None = None
+    lora_path: str | None = None
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -227,7 +227,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     image_data: Any = None
     audio_data: Any = None
     video_data: Any = None
-    lora_path: Any = None
+    lora_path: str | list[str] | None = None
     session_params: Any = None
     custom_logit_processor: Any = None
     watermark: Any = None
@@ -281,6 +281,20 @@ class AbortRequest(msgspec.Struct, kw_only=True):
     abort_all: bool | None = None
 
 
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter and /load_lora_adapter; ``lora_path`` lies in the server's folder of adapters."""
+
+    lora_name: str
+    lora_path: str | None = None
+    pinned: bool | None = None
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter and /unload_lora_adapter."""
+
+    lora_name: str
+
+
 class Empty(msgspec.Struct):
     """A body that does not matter."""
 
@@ -300,7 +314,6 @@ UNSUPPORTED_NATIVE = (
     "image_data",
     "audio_data",
     "video_data",
-    "lora_path",
     "session_params",
     "custom_logit_processor",
     "watermark",

@@ -16,6 +16,7 @@ from bough.base.config import Config
 from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
 from bough.base.limits import Limits
 from bough.base.messages import Hello, Stats
+from bough.base.validate import ADAPTER_NAME, check_adapter_name
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import tenant_rid
 from bough.server.errors import ModelNotFound
@@ -120,12 +121,28 @@ class Service:
         return self.config.model.served_name or self.hello.model.name
 
     def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound unless ``name`` is absent, the served model, or ``default``."""
-        if name is None or name in (self.model_name, "default", ""):
-            return
-        raise ModelNotFound(
-            f"the model {name[:256]!r} does not exist; this server serves {self.model_name!r}", param="model"
-        )
+        """Raises ModelNotFound unless ``name`` is absent, the served model, ``default``, or may be an adapter's."""
+        self.adapter(name)
+
+    def adapter(self, model: str | None, lora_path: str | None = None) -> str:
+        """The adapter that a request names, by ``model`` (also as "served model:adapter") or by ``lora_path``.
+
+        Empty where it means the model itself. Whether there is such an adapter, the engine finds out. Raises
+        ModelNotFound for a model that is not served, InvalidRequest for a name that no adapter can have.
+        """
+        if lora_path:
+            if self.config.lora.lora_dir is None:
+                raise InvalidRequest("adapters are not served; start with --lora-dir", param="lora_path")
+            check_adapter_name(lora_path)
+            return lora_path
+        if model is None or model in (self.model_name, "default", ""):
+            return ""
+        name = model.removeprefix(f"{self.model_name}:")
+        if self.config.lora.lora_dir is None or not ADAPTER_NAME.fullmatch(name):
+            raise ModelNotFound(
+                f"the model {model[:256]!r} does not exist; this server serves {self.model_name!r}", param="model"
+            )
+        return name
 
     # Requests in flight
 

@@ -83,6 +83,7 @@ def build_worker(
             n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
         pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-    runner = ModelRunner(model, context.attention, pool)
-    worker = Worker(runner, rows, Sampler(model.vocab_size, context.ops), PromptLogprobs(context.ops))
+    runner = ModelRunner(model, context.attention, pool, context.adapters)
+    sampler = Sampler(model.vocab_size, context.ops)
+    worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)

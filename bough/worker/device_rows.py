@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
-from bough.base.plan import Ints, RowInit
+from bough.base.plan import NO_ADAPTER, Ints, RowInit
 
 Tensor = torch.Tensor
 
@@ -18,6 +19,7 @@ class DeviceRows:
     Attributes:
         page_table: [n_rows, max_len] int32, position -> loc. Entries past a row's length are stale.
         last_token: [n_rows] int32, the token that the row sampled last; a valid id always.
+        adapter: [n_rows] the place of the row's adapter, or NO_ADAPTER (host).
     """
 
     def __init__(self, n_rows: int, max_len: int, device: torch.device) -> None:
@@ -25,6 +27,7 @@ class DeviceRows:
         self.device = device
         self.page_table = torch.zeros((n_rows, max_len), dtype=torch.int32, device=device)
         self.last_token = torch.zeros(n_rows, dtype=torch.int32, device=device)
+        self.adapter: Ints = np.full(n_rows, NO_ADAPTER, np.int32)
 
     def add(self, init: RowInit) -> None:
         """Take in a row with the KV that it shares from the start."""
@@ -32,6 +35,7 @@ class DeviceRows:
         if n_cached:
             self.page_table[init.row, :n_cached] = torch.tensor(init.prefix_locs, device=self.device)
         self.last_token[init.row] = int(init.ids[-1])
+        self.adapter[init.row] = init.adapter
 
     def set_last(self, rows: list[int], tokens: Ints) -> None:
         """Note what ``rows`` sampled."""

@@ -29,6 +29,7 @@ class ForwardBatch:
         sampled: [S] plan indices of the rows that sample (host).
         sample_at: [S] int32 index among the T tokens of the position that each of them samples from.
         host_q_start: [B + 1] ``q_start`` (host).
+        adapters: [B] the place of each row's adapter, or NO_ADAPTER (host).
     """
 
     tokens: Tensor
@@ -36,6 +37,7 @@ class ForwardBatch:
     sampled: NDArray[np.intp]
     sample_at: Tensor
     host_q_start: NDArray[np.int32]
+    adapters: NDArray[np.int32]
 
     @classmethod
     def from_plan(cls, plan: StepPlan, rows: DeviceRows) -> ForwardBatch:
@@ -65,7 +67,7 @@ class ForwardBatch:
             groups=_groups(plan.shared, rows),
         )
         rows.page_table[row_of, at] = out_loc
-        return cls(_tokens(plan, row_of, rows), attention, sampled, sample_at, q_start)
+        return cls(_tokens(plan, row_of, rows), attention, sampled, sample_at, q_start, rows.adapter[plan.rows])
 
 
 def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:

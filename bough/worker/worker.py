@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from bough.base.plan import LAST, Failure, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.device.lora.pool import AdapterPool
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
@@ -47,11 +48,20 @@ class Worker:
 
     Whatever goes wrong for one row alone (its sampling parameters, its logits) ends up in ``StepResult.failed`` and
     leaves the others alone; an exception of the shared forward is raised.
+
+    Attributes:
+        adapters: those that rows may have; None where the model takes none.
     """
 
     def __init__(
-        self, runner: ModelRunner, rows: DeviceRows, sampler: Sampler, prompt_logprobs: PromptLogprobs
+        self,
+        runner: ModelRunner,
+        rows: DeviceRows,
+        sampler: Sampler,
+        prompt_logprobs: PromptLogprobs,
+        adapters: AdapterPool | None = None,
     ) -> None:
+        self.adapters = adapters
         self._runner = runner
         self._rows = rows
         self._sampler = sampler

@@ -31,6 +31,8 @@ class Case:
 
     model_type: str
     options: dict[str, Any] = field(default_factory=dict)
+    bfloat16: float = 6e-2
+    """Relative distance of bfloat16: a rounding is 4e-3, and three layers of random weights have many."""
 
 
 LLAMA3 = {
@@ -42,6 +44,7 @@ LONGROPE = {
     "long_factor": [2.0 + i for i in range(6)], "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
 CASES = {
     "llama": Case("llama", {"rope_parameters": LLAMA3}),
@@ -80,6 +83,10 @@ CASES = {
     "glm4": Case("glm4", {"head_dim": 32}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
+    # Of random experts that score nearly alike, a rounding chooses.
+    "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
+    "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
+    "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
 }  # fmt: skip
 
 

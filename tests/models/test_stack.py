@@ -18,7 +18,6 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import load
 from bough.device.ops.packed import PackedWeight, pack_bf16, pack_int8
 from bough.device.ops.registry import Ops
-from bough.device.ops.stack import MOST_TOKENS
 from bough.device.quant.base import Parameter, Scheme
 from bough.device.quant.packed import PackedScheme, pack_dense
 from bough.device.quant.scheme import resolve_scheme
@@ -171,7 +170,7 @@ MODELS = [
 ]
 STEPS = [
     ([1], [1], 0), ([300], [1], 5), ([7, 130, 1, 64], [1, 1, 1, 1], 5), ([20, 9], [3, 1], 2),
-    ([30, 20, 9], [5, 3, 1], 2), ([100], [MOST_TOKENS], 5), ([530, 540], [1, 2], 520),
+    ([30, 20, 9], [5, 3, 1], 2), ([100], [64], 5), ([530, 540], [1, 2], 520), ([190, 53, 10], [130, 50, 1], 3),
 ]  # fmt: skip
 
 

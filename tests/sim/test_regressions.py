@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bough.base.constraint import Reasoning
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
 
@@ -66,3 +67,12 @@ def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
     simulation = Simulation(Script(SETTINGS, events))
     simulation.run()
     assert len(simulation.scheduler._deadlines) < 100
+
+
+def test_a_prompt_that_fails_says_nothing_of_what_it_forces() -> None:
+    """A thinking budget of nothing forces the end of the reasoning behind the prompt. When the step of both failed,
+    the forced tokens were sent although the logprobs of the prompt were lost with it."""
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, prompt_logprobs=0, logprob_start=8)
+    ids = np.arange(20, 32, dtype="<i4").tobytes()
+    request = Request(rid="r0", ids=ids, params=params, reasoning=Reasoning(end=(8, 8), budget=0, begin=()))
+    assert failure(Script(SETTINGS, [Arrive(0, request, seed=88, fail_at=13)])) is None

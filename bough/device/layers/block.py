@@ -65,6 +65,7 @@ class Block:
             if norm is not None and not isinstance(norm, RMSNorm):
                 return None
             weights.append(None if norm is None else norm.weight)
+        adapted = (linear.adapted for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
         return StackedLayer(
             attention_norm=weights[0],
             attention_after=weights[1],
@@ -77,6 +78,7 @@ class Block:
             heads=attention.heads,
             scoring=attention.scoring,
             rotary=attention.rotary,
+            adapted=[layer.op for layer in adapted if layer is not None],
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.device.attention.base import AttentionBackend
 from bough.device.layers.source import TensorSource
+from bough.device.lora.pool import AdaptedLayer, AdapterPool
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks, LinearMethod, Scheme, Table
 
@@ -23,6 +24,7 @@ class LayerContext:
     Attributes:
         ops: the registered ops.
         attention: writes and reads the KV; planned once per step by whoever runs the model. An encoder brings its own.
+        adapters: the low-rank updates that rows may have; None: no row has any.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
     """
@@ -35,8 +37,10 @@ class LayerContext:
         attention: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
+        adapters: AdapterPool | None = None,
     ) -> None:
         self.ops = ops
+        self.adapters = adapters
         self._scheme = scheme
         self.attention = attention
         self.n_parameters = 0
@@ -47,7 +51,7 @@ class LayerContext:
     def parameter(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """Read a parameter, in ``dtype`` or the model's.
 
-        ConfigError if it is missing or its shape is not the one that the config implies.
+        Raises ConfigError if it is missing or its shape is not the one that the config implies.
         """
         tensor = self._source.tensor(name, dtype or self.dtype)
         _check_shape(name, tuple(tensor.shape), shape)
@@ -64,6 +68,10 @@ class LayerContext:
         Raises ConfigError as :meth:`parameter` does.
         """
         return self._scheme.linear([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+
+    def adapted(self, parts: Sequence[tuple[str, int]], in_features: int) -> AdaptedLayer | None:
+        """What adapters may add to a layer of ``parts``, (projection, output features); None where there are none."""
+        return None if self.adapters is None else self.adapters.layer(parts, in_features)
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> LinearMethod:
         """The first ``n_ids`` outputs of a language-model head of ``shape`` (out, in); ConfigError as above."""

@@ -13,13 +13,18 @@ Tensor = torch.Tensor
 
 
 class Linear:
-    """``x W^T + b`` where W stacks the weights of one or more Hugging Face parameters by rows."""
+    """``x W^T + b`` where W stacks the weights of one or more Hugging Face parameters by rows.
+
+    Attributes:
+        adapted: what adapters add to it; None where the model takes none.
+    """
 
     def __init__(self, context: LayerContext, parts: Sequence[tuple[str, int]], in_features: int, bias: bool) -> None:
         """``parts`` are (parameter name without suffix, output features), in the order of the outputs."""
         biases = [context.parameter(f"{name}.bias", (rows,)) for name, rows in parts] if bias else []
         weights = [(f"{name}.weight", rows) for name, rows in parts]
         self._method = context.linear(weights, in_features, torch.cat(biases) if bias else None)
+        self.adapted = context.adapted(parts, in_features)
 
     @property
     def parts(self) -> Sequence[PackedLinear]:
@@ -28,4 +33,5 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, sum of outputs]."""
-        return self._method.apply(x)
+        out = self._method.apply(x)
+        return out if self.adapted is None else self.adapted(x, out)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts, fusable
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
+from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.sampling import Draws, TokenLogprobs
@@ -218,6 +220,18 @@ class CpuOps:
         if not stackable(layers, final_norm, shape):
             return None
         return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, shape)
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        if not fusable(experts, sizes[1]):
+            return None
+        return FusedExperts(self.library.function("experts"), experts, sizes, clamp)
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        if not packable(sizes, n_in, dtype):
+            return DenseLora(self._reference.linear if dtype != torch.float32 else self.linear, sizes, dtype)
+        return PackedLora(self.library.function("lora"), sizes, n_in, n_places)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)

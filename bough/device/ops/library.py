@@ -83,13 +83,40 @@ class LinearParts(ctypes.Structure):
     _fields_ = (("part", c_void_p * MOST), ("count", c_int64))
 
 
+class LoraAdapter(ctypes.Structure):
+    """``LoraAdapter`` of csrc/common.h."""
+
+    _fields_ = (("a", PackedLinear), ("b", PackedLinear * LinearParts.MOST))
+
+
+class LoraTable(ctypes.Structure):
+    """``LoraTable`` of csrc/common.h."""
+
+    _fields_ = (("adapters", c_void_p), ("n_parts", c_int64), ("sizes", c_int64 * LinearParts.MOST))
+
+
+class LoraRun(ctypes.Structure):
+    """``LoraRun`` of csrc/common.h."""
+
+    MOST_ROWS = 48
+    _fields_ = (("place", c_int64), ("first", c_int64), ("count", c_int64))
+
+
+class LoraRuns(ctypes.Structure):
+    """``LoraRuns`` of csrc/common.h."""
+
+    _fields_ = (("run", c_void_p), ("n_runs", c_int64), ("inner", c_void_p), ("inner_stride", c_int64))
+
+
 class StackLayer(ctypes.Structure):
     """``StackLayer`` of csrc/common.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("attention_norm", "attention_after", "mlp_norm", "mlp_after")),
         *((name, LinearParts) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale", "cos_sin", "q_norm", "k_norm", "sinks")),
+        *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
+        *((name, c_void_p) for name in ("qkv_lora", "out_lora", "gate_up_lora", "down_lora")),
+        *((name, c_void_p) for name in ("cos_sin", "q_norm", "k_norm", "sinks")),
         *((name, c_int) for name in ("rotary_dim", "window")),
     )
 
@@ -97,14 +124,41 @@ class StackLayer(ctypes.Structure):
 class StackCall(ctypes.Structure):
     """``StackCall`` of csrc/common.h."""
 
-    MOST_TOKENS = 64
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "final_norm", "embedded", "hidden", "x", "act")),
         ("rope", RopeCall),
         ("attention", AttentionCall),
         *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
+        ("lora", c_void_p),
         *((name, c_float) for name in ("eps", "residual_scale")),
         *((name, c_int) for name in ("threads", "norm_wide", "gelu")),
+    )
+
+
+class Expert(ctypes.Structure):
+    """``Expert`` of csrc/common.h."""
+
+    _fields_ = (("gate_up", LinearParts), ("down", LinearParts))
+
+
+class ExpertsCall(ctypes.Structure):
+    """``ExpertsCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("experts", "x", "ids", "weights", "out")),
+        *((name, c_int64) for name in ("n_tokens", "top_k", "n_experts", "hidden_size", "inner_size")),
+        *((name, c_float) for name in ("alpha", "limit")),
+        ("threads", c_int),
+    )
+
+
+class LoraCall(ctypes.Structure):
+    """``LoraCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("table", "runs", "x", "out")),
+        *((name, c_int64) for name in ("n_in", "n_out")),
+        ("threads", c_int),
     )
 
 
@@ -128,6 +182,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "packed_linear": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "layer_stack": (None, (c_void_p,)),
     "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
+    "experts": (None, (c_int, c_void_p)),
+    "lora": (None, (c_void_p,)),
 }
 
 

@@ -16,9 +16,11 @@ from torch.nn import functional
 
 from bough.device.ops import sampling
 from bough.device.ops.cells import Cells, read_cells, write_cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
+from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -119,6 +121,14 @@ class ReferenceOps:
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        return None
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        return DenseLora(self.linear, sizes, dtype)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return unpack(weight)[ids].to(dtype)

@@ -9,9 +9,11 @@ import torch
 
 from bough.device.ops import build
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
+from bough.device.ops.lora import LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -156,6 +158,17 @@ class Ops(Protocol):
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
+        ...
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        """All experts of a layer of (hidden size, inner size) in one call (:mod:`bough.device.ops.experts`); None where
+        that cannot be. ``clamp`` is the activation, instead of :meth:`silu_mul`."""
+        ...
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        """The low-rank updates of a layer whose parts have ``sizes`` outputs (:mod:`bough.device.ops.lora`)."""
         ...
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,8 @@
-"""All layers of a decoder in one call, for the few tokens of a decode step.
+"""All layers of a decoder in one call.
 
-At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. The
-call computes what the separate ops compute, rounds where they round, and so gives the same bits.
+At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With
+more of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the
+cache. The call computes what the separate ops compute, rounds where they round, and so gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import linear_parts
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, LinearParts, PackedLinear, RopeCall, StackCall, StackLayer
+from bough.device.ops.lora import LoraOp, Runs
 
 Tensor = torch.Tensor
 
-MOST_TOKENS = StackCall.MOST_TOKENS
 MOST_HEAD_DIM = 512
 PANEL = 16
 
@@ -34,6 +36,7 @@ class StackedLayer:
         qkv, out, gate_up, down: the packed weights of its linear layers, whose outputs lie side by side.
         heads, scoring: of its attention.
         rotary: its table [n_positions, R].
+        adapted: what adapters add to the four linear layers; empty where the model takes none.
     """
 
     attention_norm: Tensor | None
@@ -47,6 +50,7 @@ class StackedLayer:
     heads: Heads
     scoring: Scoring
     rotary: Tensor
+    adapted: Sequence[LoraOp] = ()
 
     @property
     def linears(self) -> tuple[Sequence[PackedLinear], ...]:
@@ -80,7 +84,11 @@ class StackShape:
 
 
 class LayerStack:
-    """Layers, the norm after them, and room for what lies between them. Not shared between threads."""
+    """Layers, the norm after them, and room for what lies between them. Not shared between threads.
+
+    Attributes:
+        adapts: it can take tokens that have adapters.
+    """
 
     def __init__(
         self,
@@ -92,48 +100,45 @@ class LayerStack:
     ) -> None:
         """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
         those of their scales. ``final_norm`` is [D]."""
-        dtype, t = shape.dtype, MOST_TOKENS
         self._function, self._cells = function, cells
         self._kept = list(layers), final_norm
+        self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
         self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
         heads, scoring, norm = layers[0].heads, layers[0].scoring, layers[0].heads.norm
-        room = [
-            torch.empty(t, width, dtype=dtype)
-            for width in (
-                (heads.n_heads + 2 * heads.n_kv_heads) * heads.dim,
-                heads.n_heads * heads.dim,
-                heads.n_heads * heads.dim,
-                shape.hidden_size,
-                shape.intermediate_size,
-            )
-        ]
-        self._room = room
-        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in room)
+        width, attended = (heads.n_heads + 2 * heads.n_kv_heads) * heads.dim, heads.n_heads * heads.dim
+        self._widths = width, attended, attended, shape.hidden_size, shape.intermediate_size
+        self._room: list[Tensor] = []
+        self._n_tokens = 0
         sizes = {"n_heads": heads.n_heads, "n_kv_heads": heads.n_kv_heads, "head_dim": heads.dim}
-        rope = RopeCall(qkv=qkv, q=q, interleaved=heads.interleaved, **sizes)
+        rope = RopeCall(interleaved=heads.interleaved, **sizes)
         if norm is not None:
-            rope.norm_wide, rope.norm_eps = norm.q.dtype != dtype, norm.eps
-        attention = AttentionCall(q=q, out=attended, scale=scoring.scale, softcap=scoring.softcap, **sizes)
+            rope.norm_wide, rope.norm_eps = norm.q.dtype != shape.dtype, norm.eps
+        attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
-            ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, x, act, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, shape.eps, shape.residual_scale, 0, final_norm.dtype != dtype,
-            shape.gelu,
+            ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
+            shape.hidden_size, shape.intermediate_size, None, shape.eps, shape.residual_scale, 0,
+            final_norm.dtype != shape.dtype, shape.gelu,
         )  # fmt: skip
 
-    def __call__(self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
-        """embedded [T, D], T <= MOST_TOKENS -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
+    def __call__(
+        self, embedded: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells], runs: Runs | None = None
+    ) -> Tensor:
+        """embedded [T, D] -> the normed hidden states [T, D] after all layers; writes the tokens' KV.
 
-        ``k`` and ``v`` are the caches [N, KH, D] of every layer.
+        ``k`` and ``v`` are the caches [N, KH, D] of every layer, ``runs`` the tokens that have adapters.
         """
         if self._caches is not k:
             for layer, k_cache, v_cache in zip(self._layers, k, v, strict=True):
                 kv_dtype, layer.k, layer.v, layer.k_scale, layer.v_scale = self._cells(k_cache, v_cache)
                 self._call.rope.kv_dtype = self._call.attention.kv_dtype = kv_dtype
             self._caches = k
+        if len(embedded) > self._n_tokens:
+            self._reserve(len(embedded), embedded.dtype)
         hidden = torch.empty_like(embedded)
         call, threads = self._call, torch.get_num_threads()
         call.embedded, call.hidden, call.threads = embedded.data_ptr(), hidden.data_ptr(), threads
+        call.lora = None if runs is None else runs.address
         rope, attention = call.rope, call.attention
         rope.positions, rope.out_loc = batch.positions.data_ptr(), batch.out_loc.data_ptr()
         rope.n_tokens = len(embedded)
@@ -148,6 +153,15 @@ class LayerStack:
             attention.group_tokens = groups.tokens.data_ptr()
         self._function(ctypes.byref(call))
         return hidden
+
+    def _reserve(self, n_tokens: int, dtype: torch.dtype) -> None:
+        """Make room for what lies between the layers of so many tokens."""
+        self._n_tokens = n_tokens
+        self._room = [torch.empty(n_tokens, width, dtype=dtype) for width in self._widths]
+        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in self._room)
+        call = self._call
+        call.rope.qkv, call.rope.q, call.x, call.act = qkv, q, x, act
+        call.attention.q, call.attention.out = q, attended
 
 
 def stackable(layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> bool:
@@ -178,16 +192,12 @@ def _common(layer: StackedLayer) -> tuple[object, ...]:
 def _described(layer: StackedLayer) -> StackLayer:
     norm, scoring, rotary = layer.heads.norm, layer.scoring, layer.rotary
     q_norm, k_norm = (None, None) if norm is None else (norm.q, norm.k)
+    adapted = [op.address for op in layer.adapted] or [None] * 4
     return StackLayer(
-        *map(_address, layer.norms), *map(_parts, layer.linears), None, None, None, None,
+        *map(_address, layer.norms), *map(linear_parts, layer.linears), None, None, None, None, *adapted,
         *map(_address, (rotary, q_norm, k_norm, scoring.sinks)), rotary.shape[1], scoring.window,
     )  # fmt: skip
 
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _parts(linear: Sequence[PackedLinear]) -> LinearParts:
-    addresses = [ctypes.addressof(part) for part in linear]
-    return LinearParts((ctypes.c_void_p * LinearParts.MOST)(*addresses), len(addresses))

@@ -126,10 +126,11 @@ async def _label_scores(call: Call, body: ScoreRequest) -> bytes:
     prompts = [part + query if body.item_first else query + part for part in parts]
     params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=0, logprob_token_ids=tuple(labels))
     name = new_id("score-")
+    namespace = Namespace(adapter=service.adapter(body.model, body.lora_path), salt=salt_of(None, body.cache_salt))
     work = [
         (ids, GenerateOptions(
-            params=params, rid=f"{name}-p{i}", namespace=Namespace(salt=salt_of(None, body.cache_salt)),
-            priority=body.priority or 0, timeout=timeout_of(body.timeout, service),
+            params=params, rid=f"{name}-p{i}",
+            namespace=namespace, priority=body.priority or 0, timeout=timeout_of(body.timeout, service),
         ))
         for i, ids in enumerate(prompts)
     ]  # fmt: skip

@@ -25,7 +25,7 @@ class PoolingRequest(msgspec.Struct, kw_only=True):
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    lora_path: Any = None
+    lora_path: str | None = None
 
 
 class EmbeddingsRequest(PoolingRequest, kw_only=True):
@@ -85,5 +85,4 @@ class RerankRequest(PoolingRequest, kw_only=True):
     instruct: str | None = None
 
 
-UNSUPPORTED_POOLING = ("lora_path",)
-UNSUPPORTED_ENCODE = (*UNSUPPORTED_POOLING, "image_data", "audio_data", "video_data", "input_embeds")
+UNSUPPORTED_ENCODE = ("image_data", "audio_data", "video_data", "input_embeds")

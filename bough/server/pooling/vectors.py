@@ -15,8 +15,7 @@ from bough.base.messages import Namespace
 from bough.base.params import PoolingParams
 from bough.engine.generation import Embedding, GenerateOptions
 from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
-from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
-from bough.server.schema import refuse_unsupported
+from bough.server.pooling.schema import PoolingRequest
 from bough.server.work import Call
 
 Floats = NDArray[np.float32]
@@ -55,7 +54,6 @@ async def vectors(
     param: str = "input",
 ) -> Vectors:
     """The vectors of ``prompts``; ``prefix`` begins the answer's id. Raises what is wrong with the request."""
-    refuse_unsupported(body, UNSUPPORTED_POOLING)
     service = call.service
     service.check_model(body.model)
     if len(prompts) > service.limits.batch_prompts:
@@ -68,7 +66,7 @@ async def vectors(
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
     service.admit(call.flight, names)
     options = GenerateOptions(
-        namespace=Namespace(salt=salt_of(None, body.cache_salt)),
+        namespace=Namespace(adapter=service.adapter(body.model, body.lora_path), salt=salt_of(None, body.cache_salt)),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=response_id,

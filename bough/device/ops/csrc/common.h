@@ -140,13 +140,45 @@ struct PackedLinear {
     int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
 };
 
-// One layer for layer_stack. What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
+// What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
 constexpr int MOST_PARTS = 3;
 struct LinearParts {
     const PackedLinear* part[MOST_PARTS];
     int64_t count;
 };
-// Norms of what goes into attention and the feed-forward layer and of what comes out of them are null where there are
+
+// What one adapter (LoRA) adds to one linear layer, whose outputs are those of MOST_PARTS parts or fewer: a, bfloat16
+// [parts * rank, n_in], and b of each part, bfloat16 [outputs, rank]; no weight: nothing is added to that part. `rank`
+// is a multiple of 16.
+struct LoraAdapter {
+    PackedLinear a;
+    PackedLinear b[MOST_PARTS];
+};
+
+// One linear layer: its adapters by place, null where one leaves it alone, and the outputs of its parts.
+struct LoraTable {
+    const LoraAdapter* const* adapters;
+    int64_t n_parts;
+    int64_t sizes[MOST_PARTS];
+};
+
+// Tokens [first, first + count) of a step, with one adapter; at most LORA_ROWS.
+constexpr int64_t LORA_ROWS = 48;
+struct LoraRun {
+    int64_t place;
+    int64_t first;
+    int64_t count;
+};
+
+// All runs of a step, and room for what lies between the products: bfloat16 [T, inner_stride], an even number.
+struct LoraRuns {
+    const LoraRun* run;
+    int64_t n_runs;
+    void* inner;
+    int64_t inner_stride;
+};
+
+// One layer for layer_stack. Norms of what goes into attention and the feed-forward layer and of what comes out of them are null where there are
 // none. The rest is as in RopeCall and AttentionCall.
 struct StackLayer {
     const void* attention_norm;
@@ -158,6 +190,7 @@ struct StackLayer {
     void* v;
     float* k_scale;
     float* v_scale;
+    const LoraTable *qkv_lora, *out_lora, *gate_up_lora, *down_lora;
     const float* cos_sin;
     const void* q_norm;
     const void* k_norm;
@@ -166,10 +199,9 @@ struct StackLayer {
     int window;
 };
 
-// One call of all layers for the T <= MOST_STACK_TOKENS tokens of `rope`, whose k and v are the layers'. `embedded`
-// and `hidden`, the normed result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have
-// float weights if norm_wide; what attention and feed-forward layer add is multiplied by residual_scale.
-constexpr int MOST_STACK_TOKENS = 64;
+// One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
+// result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have float weights if norm_wide;
+// what attention and feed-forward layer add is multiplied by residual_scale.
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
@@ -182,11 +214,47 @@ struct StackCall {
     int64_t n_layers;
     int64_t hidden_size;
     int64_t intermediate_size;
+    const LoraRuns* lora;    // null where no token has an adapter; then the layers' tables are not read
     float eps;
     float residual_scale;
     int threads;
     int norm_wide;
     int gelu;
+};
+
+// One expert of a mixture of experts.
+struct Expert {
+    LinearParts gate_up, down;
+};
+
+// One call of a mixture of experts: out[t] = sum over j of weights[t, j] * down(activation(gate_up(x[t]))) of the expert
+// ids[t, j]. x, out: [n_tokens, hidden_size]; ids, weights: [n_tokens, top_k]. The activation is silu(gate) * up, or with
+// limit > 0 (min(up, limit) + 1) * g * sigmoid(alpha * g), g = min(gate, limit), where up is at least -limit.
+struct ExpertsCall {
+    const Expert* experts;
+    const void* x;
+    const int32_t* ids;
+    const float* weights;
+    void* out;
+    int64_t n_tokens;
+    int64_t top_k;
+    int64_t n_experts;
+    int64_t hidden_size;
+    int64_t inner_size;
+    float alpha;
+    float limit;
+    int threads;
+};
+
+// One layer's updates: out [T, n_out] += those of x [T, n_in], n_in even, both bfloat16.
+struct LoraCall {
+    const LoraTable* table;
+    const LoraRuns* runs;
+    const void* x;
+    void* out;
+    int64_t n_in;
+    int64_t n_out;
+    int threads;
 };
 
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
@@ -212,6 +280,8 @@ struct KernelTable {
                              int threads);
     void (*layer_stack)(const StackCall& call);    // bfloat16
     void (*packed_rows[2])(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads);
+    void (*experts[2])(const ExpertsCall& call);
+    void (*lora)(const LoraCall& call);    // bfloat16
 };
 
 typedef void (*Body)(void* context, int64_t item);

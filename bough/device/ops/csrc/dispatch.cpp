@@ -219,3 +219,7 @@ EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* i
                               int threads) {
     table->packed_rows[dtype](*l, ids, n, out, threads);
 }
+
+EXPORT void bough_experts(int dtype, const ExpertsCall* call) { table->experts[dtype](*call); }
+
+EXPORT void bough_lora(const LoraCall* call) { table->lora(*call); }

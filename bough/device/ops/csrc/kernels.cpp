@@ -2,7 +2,9 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "experts.h"
 #include "linear.h"
+#include "lora.h"
 #include "sampling.h"
 #include "stack.h"
 
@@ -57,4 +59,6 @@ extern const KernelTable BOUGH_TABLE = {
     {packed_linear<float>, packed_linear<bf16>},
     layer_stack<bf16>,
     {packed_rows<float>, packed_rows<bf16>},
+    {experts<float>, experts<bf16>},
+    lora,
 };

@@ -6,7 +6,7 @@
 //     prepare_rows(l, x, x_stride, n, buffer);                         // by one thread, or row by row by several
 //     PreparedRows rows = {buffer, prepared_stride(l)};                // buffer: prepared_bytes(l, n), 64-byte aligned
 //     ... barrier ...
-//     linear_slice(l, rows, n, n_begin, n_end, out, out_stride);       // by each thread, its outputs
+//     linear_slice(l, rows, n, n_begin, n_end, then, out, out_stride);       // by each thread, its outputs
 //
 // n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
 #pragma once
@@ -32,49 +32,56 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
-// P panels from `panel` on, for n rows, `BLOCK` at a time.
+// P panels from `panel` on, for n rows, up to `BLOCK` at a time. What is multiplied next begins at `then`.
 template <typename Tile, int P, int BLOCK, typename T>
-void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, T* out,
-                    int64_t out_stride) {
-    const int64_t first = panel * PANEL;
+void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const uint32_t* then,
+                    T* out, int64_t out_stride) {
+    const int64_t first = panel * PANEL, turns = ceil_div(n, BLOCK);
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    for (int64_t row = 0; row < n; row += BLOCK) {
-        int rows = (int)(n - row < BLOCK ? n - row : BLOCK);
+    NextPanels next = {then, panel_words(l), 0};
+    for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
+        int rows = (int)(n * (turn + 1) / turns - row);
         float tile[BLOCK * P * PANEL];
+        next.mask = 0;
+        for (int p = 0; then && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
         if constexpr (BLOCK == 1)
-            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, tile);
+            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, next, tile);
         else
-            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, tile);
+            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, next, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
+        row += rows;
     }
 }
 
 // What does not fill a pass is computed row by row: it is one panel at most but for bf16, and its code is not worth
 // compiling for every number of rows.
 template <typename Tile, typename T>
-void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, T* out,
-              int64_t out_stride) {
+void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
+              const uint32_t* then, T* out, int64_t out_stride) {
+    auto after = [&](int64_t p) { return p < end ? l.weight + p * panel_words(l) : then; };
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
-        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
+        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out, out_stride);
     if constexpr (Tile::PANELS > 2)
-        for (; panel + 2 <= end; panel += 2) rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, out, out_stride);
-    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, out, out_stride);
+        for (; panel + 2 <= end; panel += 2)
+            rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
+    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, nullptr, out, out_stride);
 }
 
-// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie.
+// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: a place within some
+// weight that the same thread reads next, if there is one.
 template <typename T>
-void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end, T* out,
-                  int64_t out_stride) {
+void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end,
+                  const uint32_t* then, T* out, int64_t out_stride) {
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
-        case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, out, out_stride);
-        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, out, out_stride);
+        case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, then, out, out_stride);
     }
 }
 
@@ -101,7 +108,7 @@ struct PackedCall {
         // Whole pairs of panels, which every kind multiplies in one pass.
         int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
-        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL,
+        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, nullptr,
                      c.out + first * c.out_stride, c.out_stride);
     }
 

@@ -16,8 +16,24 @@ constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
-// Lines of a weight that are asked for this far ahead of their use, where few rows leave the time to memory.
+// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory.
 constexpr int64_t AHEAD_WORDS = 1024;
+
+// More rows take turns with the same panels, which leaves time to ask for the next panels meanwhile: words from `at`
+// on, `stride` from panel to panel. Each turn asks for the panels of its mask, so that memory is never idle.
+struct NextPanels {
+    const uint32_t* at;
+    int64_t stride;
+    unsigned mask;
+
+    // The lines that correspond to `lines` from word `from` of the present panels.
+    template <int P>
+    INLINE void touch(int64_t from, int lines) const {
+        for (int p = 0; p < P; ++p)
+            if (mask >> p & 1)
+                for (int i = 0; i < lines; ++i) __builtin_prefetch(at + p * stride + from + i * PANEL, 0, 2);
+    }
+};
 
 // The sums of R rows and P panels in vectors.
 template <typename V, int R, int P> struct Sums { V at[R][P * PANEL_VECS]; };
@@ -67,15 +83,24 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
 
 // Whole-row sums of `words` words.
 template <typename V, int R, int P>
-INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x) {
+INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x,
+                      const NextPanels& next) {
     RowCursor a(x.at, x.stride);
     for (int64_t i = 0; i < words; ++i, a.advance(4)) {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
         if (R <= 2)
             for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
+        else
+            next.touch<P>(i * PANEL, 1);
         add_word<V, R, P>(sums, column, a, 0);
     }
+}
+
+// Words of weight in a panel.
+INLINE int64_t panel_words(const PackedLinear& l) {
+    bool four = l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K;
+    return input_words(l) / (four ? 2 : 1) * PANEL;
 }
 
 // out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
@@ -83,11 +108,12 @@ struct Bf16Tile {
     static constexpr int PANELS = DENSE_PANELS;
 
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, float* out) {
-        int64_t words = (l.n_in + 1) / 2;
+    static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, const NextPanels& next,
+                           float* out) {
+        int64_t words = panel_words(l) / PANEL;
         Sums<vf, R, P> sums;
         clear(sums);
-        add_words<vf, R, P>(sums, l.weight + panel * words * PANEL, words, a);
+        add_words<vf, R, P>(sums, l.weight + panel * words * PANEL, words, a, next);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j) storef(out + r * P * PANEL + j * WIDTH, sums.at[r][j]);
     }
@@ -219,7 +245,8 @@ struct GroupTile {
     }
 
     template <int R, int P>
-    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, float* out) {
+    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
+                           float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t* w = l.weight + panel * stride;
         RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
@@ -230,6 +257,8 @@ struct GroupTile {
             if (R <= 2)
                 for (int p = 0; p < P; ++p)
                     for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
+            else
+                next.touch<P>(g * LINES * PANEL, LINES);
             constexpr int PARTS = Format::SPLIT ? 2 : 1;
             for (int part = 0; part < PARTS; ++part) {
                 Sums<vi, R, P> sums;
@@ -247,16 +276,17 @@ struct GroupTile {
 
 // The same with the number of rows chosen at run time.
 template <typename Tile, int P>
-void run_tile(const PackedLinear& l, const PreparedRows& a, int rows, int64_t panel, float* out) {
+void run_tile(const PackedLinear& l, const PreparedRows& a, int rows, int64_t panel, const NextPanels& next,
+              float* out) {
     switch (rows) {
-        case 1: return Tile::template run<1, P>(l, a, panel, out);
-        case 2: return Tile::template run<2, P>(l, a, panel, out);
-        case 3: return Tile::template run<3, P>(l, a, panel, out);
+        case 1: return Tile::template run<1, P>(l, a, panel, next, out);
+        case 2: return Tile::template run<2, P>(l, a, panel, next, out);
+        case 3: return Tile::template run<3, P>(l, a, panel, next, out);
 #if BOUGH_WIDTH == 16
-        case 4: return Tile::template run<4, P>(l, a, panel, out);
-        case 5: return Tile::template run<5, P>(l, a, panel, out);
+        case 4: return Tile::template run<4, P>(l, a, panel, next, out);
+        case 5: return Tile::template run<5, P>(l, a, panel, next, out);
 #endif
-        default: return Tile::template run<LINEAR_ROWS, P>(l, a, panel, out);
+        default: return Tile::template run<LINEAR_ROWS, P>(l, a, panel, next, out);
     }
 }
 

@@ -1,4 +1,4 @@
-// All layers of a decoder for a few tokens, in one parallel region.
+// All layers of a decoder, in one parallel region.
 //
 // What is shared lies between barriers:
 //
@@ -13,12 +13,14 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "lora.h"
 #include "team.h"
 
 namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time
 constexpr int64_t FEW_TOKENS = 6;
+constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS;     // tokens whose gates and values wait for each other
 
 template <typename T>
 struct Stack {
@@ -101,28 +103,52 @@ struct Stack {
         if (fresh && !mine.alone) mine.wait();
     }
 
-    // Panels [first, last) of the outputs of all parts, which lie side by side in out [T, stride].
-    void slice(const LinearParts& l, const PreparedRows* prepared, int64_t first, int64_t last, T* out,
-               int64_t stride) const {
+    // Where panel `index` of all parts begins.
+    static const uint32_t* panel_at(const LinearParts& l, int64_t index) {
+        int i = 0;
+        for (; index >= ceil_div(l.part[i]->n_out, PANEL); ++i) index -= ceil_div(l.part[i]->n_out, PANEL);
+        return l.part[i]->weight + index * panel_words(*l.part[i]);
+    }
+
+    // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
+    // adapters add to them, for n tokens from `token` on; `then` as for linear_slice.
+    void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
+               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride) const {
+        int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
             int64_t own = ceil_div(part.n_out, PANEL);
             if (first < own) {
-                int64_t end = (last < own ? last : own) * PANEL;
-                linear_slice(part, prepared[i], tokens(), first * PANEL, end < part.n_out ? end : part.n_out, out,
-                             stride);
+                int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
+                if (end > part.n_out) end = part.n_out;
+                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end, then, out + base, stride);
+                for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
+                    lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
             }
             first = first > own ? first - own : 0;
             last -= own;
-            out += part.n_out;
+            base += part.n_out;
         }
     }
 
-    void linear(const LinearParts& l, const T* x, T* out, int64_t stride, Mine& mine) {
+    // What the adapters need of the inputs x [T, n_in] of a layer.
+    void shrink(const LoraTable* lora, const T* x, int64_t n_in, Mine& mine) const {
+        if (!call.lora) return;
+        mine.share(call.lora->n_runs, 1, [&](int64_t r, int64_t) { lora_shrink(*lora, *call.lora, r, x, n_in); });
+        mine.wait();
+    }
+
+    // `then`: where this thread's part of the next layer of weights begins, or null.
+    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const uint32_t* then,
+                Mine& mine) {
         PreparedRows prepared[MOST_PARTS];
         prepare(l, x, x == mine.normed, mine, prepared);
-        mine.share(panels(l), STACK_CHUNK,
-                   [&](int64_t first, int64_t last) { slice(l, prepared, first, last, out, stride); });
+        shrink(lora, x, l.part[0]->n_in, mine);
+        const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
+        mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
+            const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+            slice(l, lora, prepared, 0, tokens(), first, last, next, out, stride);
+        });
         mine.wait();
     }
 
@@ -172,8 +198,9 @@ struct Stack {
             attention_call.n_groups = layer.window ? 0 : call.attention.n_groups;
             attention.plan();
         }
-        mine.share(tokens() * heads, 1,
-                   [&](int64_t item, int64_t) { rotate_group<T>(rope, item / heads, (int)(item % heads)); });
+        mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
+        });
         mine.wait();
         const int64_t shared = attention.shared_items;
         if (shared) {
@@ -185,23 +212,33 @@ struct Stack {
         mine.wait();
     }
 
-    void gate_up(const LinearParts& l, Mine& mine) {
+    void act_mul(const T* gate, const T* up, T* to, int64_t size) const {
+        if (call.gelu)
+            gated_row<true>(gate, up, to, size);
+        else
+            gated_row<false>(gate, up, to, size);
+    }
+
+    void gate_up(const LinearParts& l, const LoraTable* lora, const uint32_t* then, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
         PreparedRows prepared[MOST_PARTS];
         prepare(l, mine.normed, true, mine, prepared);
+        shrink(lora, mine.normed, call.hidden_size, mine);
+        const int64_t own_end = half * (mine.index + 1) / mine.n;
         mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            T gate[MOST_STACK_TOKENS * WIDE], up[MOST_STACK_TOKENS * WIDE];
+            T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
-            // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-            slice(l, prepared, first, last, gate - begin, WIDE);
-            slice(l, prepared, half + first, half + last, up - begin - size, WIDE);
-            for (int64_t t = 0; t < tokens(); ++t) {
-                T* to = (T*)call.act + t * size + begin;
-                if (call.gelu)
-                    gated_row<true>(gate + t * WIDE, up + t * WIDE, to, end - begin);
-                else
-                    gated_row<false>(gate + t * WIDE, up + t * WIDE, to, end - begin);
+            for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
+                const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
+                const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+                // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
+                slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
+                      WIDE);
+                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
+                      up - begin - size, WIDE);
+                for (int64_t i = 0; i < rows; ++i)
+                    act_mul(gate + i * WIDE, up + i * WIDE, (T*)call.act + (t + i) * size + begin, end - begin);
             }
         });
         mine.wait();
@@ -214,14 +251,19 @@ struct Stack {
         const void* after = nullptr;
         for (int64_t i = 0; i < call.n_layers; ++i) {
             const StackLayer& layer = call.layers[i];
+            auto first_of = [&](const LinearParts& l, int64_t count) { return panel_at(l, count * mine.index / mine.n); };
             add_norm(x, after, layer.attention_norm, mine);
-            linear(layer.qkv, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim, mine);
+            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
+                   first_of(layer.out, panels(layer.out)), mine);
             attend(layer, mine);
             x = (const T*)call.x;
-            linear(layer.out, (const T*)call.attention.out, (T*)call.x, dim, mine);
+            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
+                   first_of(layer.gate_up, panels(layer.gate_up) / 2), mine);
             add_norm(x, layer.attention_after, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, mine);
-            linear(layer.down, (const T*)call.act, (T*)call.x, dim, mine);
+            gate_up(layer.gate_up, layer.gate_up_lora, first_of(layer.down, panels(layer.down)), mine);
+            const LinearParts* next = i + 1 < call.n_layers ? &call.layers[i + 1].qkv : nullptr;
+            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
+                   next ? first_of(*next, panels(*next)) : nullptr, mine);
             after = layer.mlp_after;
         }
         add_norm(x, after, call.final_norm, mine);

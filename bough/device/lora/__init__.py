@@ -1,0 +1,1 @@
+"""Adapters: low-rank updates that a row of the batch may have, and the next row not."""

@@ -1,0 +1,150 @@
+"""The adapters that a worker holds, by place, and which tokens of a step use which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from bough.base.errors import ConfigError
+from bough.base.plan import NO_ADAPTER
+from bough.device.ops.library import LinearParts
+from bough.device.ops.lora import LoraOp, Runs, Update, padded_rank
+from bough.device.ops.registry import Ops
+
+Tensor = torch.Tensor
+
+MAX_RANK = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """The update of one projection, ``scale * b a``: a [R, n_in], b [n_out, R]."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+class AdaptedLayer:
+    """One linear layer of the model, with the updates of the adapters that change it."""
+
+    def __init__(self, pool: AdapterPool, op: LoraOp, names: Sequence[str], sizes: Sequence[int], n_in: int) -> None:
+        self.op = op
+        self._pool, self._names, self._sizes, self._n_in = pool, names, sizes, n_in
+        self._places: set[int] = set()
+
+    def read(self, modules: Mapping[str, LowRank]) -> Update | None:
+        """What these projections, by name, add to the layer. ConfigError for shapes that do not fit."""
+        found = [modules.get(name) for name in self._names]
+        if not any(found):
+            return None
+        for name, size, part in zip(self._names, self._sizes, found):
+            if part is not None:
+                rank = len(part.a)
+                if part.a.shape != (rank, self._n_in) or part.b.shape != (size, rank):
+                    raise ConfigError(
+                        f"the adapter's {name!r} has shapes {list(part.a.shape)} and {list(part.b.shape)}; the model "
+                        f"needs [rank, {self._n_in}] and [{size}, rank]"
+                    )
+        return Update(
+            [None if part is None else part.a.float() for part in found],
+            [None if part is None else part.b.float() * part.scale for part in found],
+        )
+
+    def set(self, place: int, update: Update | None) -> None:
+        """Put an update in its place, or take it away."""
+        if update is not None or place in self._places:
+            self.op.set(place, update)
+        (self._places.discard if update is None else self._places.add)(place)
+
+    def changes(self, place: int) -> bool:
+        """Whether the adapter there changes this layer."""
+        return place in self._places
+
+    def __call__(self, x: Tensor, out: Tensor) -> Tensor:
+        """``out`` [T, n_out] plus the updates of x [T, n_in], in place."""
+        runs = self._pool.runs
+        if runs is not None and self._places:
+            self.op(runs, x, out)
+        return out
+
+    def rows(self, places: Tensor, x: Tensor, out: Tensor) -> Tensor:
+        """The same for other rows than those of the step: ``places`` [T] are theirs."""
+        runs = self._pool.runs_of(places.tolist())
+        if runs is not None and self._places:
+            self.op(runs, x, out)
+        return out
+
+
+class AdapterPool:
+    """Places for adapters. Not shared between threads.
+
+    Attributes:
+        runs: the tokens of the step that have an adapter; None where none has.
+        places: [T] int64 the place of each token of the step, or NO_ADAPTER; None where none has.
+    """
+
+    def __init__(self, ops: Ops, dtype: torch.dtype, n_places: int) -> None:
+        self.n_places = n_places
+        self.runs: Runs | None = None
+        self.places: Tensor | None = None
+        self._ops, self._dtype = ops, dtype
+        self._layers: list[AdaptedLayer] = []
+        self._names: dict[str, None] = {}
+        self._ranks: dict[int, int] = {}
+
+    def layer(self, parts: Sequence[tuple[str, int]], n_in: int) -> AdaptedLayer:
+        """A linear layer of ``parts``, (projection, outputs), that adapters may change."""
+        names, sizes = [name for name, _ in parts], [size for _, size in parts]
+        op = self._ops.lora(sizes, n_in, self.n_places, self._dtype)
+        layer = AdaptedLayer(self, op, names, sizes, n_in)
+        self._layers.append(layer)
+        self._names |= dict.fromkeys(names)
+        return layer
+
+    def install(self, place: int, modules: Mapping[str, LowRank]) -> None:
+        """Make an adapter, its updates by the names of projections, ready in a place that no row uses.
+
+        Raises ConfigError, and changes nothing, for one that does not fit the model.
+        """
+        unknown = [name for name in modules if name not in self._names]
+        if unknown:
+            raise ConfigError(f"the adapter changes {unknown[0]!r}, which is no linear layer of this model")
+        rank = max((len(part.a) for part in modules.values()), default=0)
+        if not 0 < rank <= MAX_RANK:
+            raise ConfigError(f"the adapter has rank {rank}; ranks from 1 to {MAX_RANK} are supported")
+        updates = [layer.read(modules) for layer in self._layers]
+        self._ranks[place] = rank
+        for layer, update in zip(self._layers, updates):
+            layer.set(place, update)
+
+    def clear(self, place: int) -> None:
+        """Give the memory of a place back."""
+        self._ranks.pop(place, None)
+        for layer in self._layers:
+            layer.set(place, None)
+
+    def plan(self, places: Sequence[int], counts: Sequence[int]) -> None:
+        """Tell which adapter the rows of a step have, and how many tokens each computes."""
+        self.runs = self._runs(places, counts)
+        self.places = None
+        if self.runs is not None:
+            self.places = torch.tensor(places).repeat_interleave(torch.tensor(counts))
+
+    def runs_of(self, places: Sequence[int]) -> Runs | None:
+        """The runs of single tokens with these places; None if none has an adapter."""
+        return self._runs(places, [1] * len(places))
+
+    def _runs(self, places: Sequence[int], counts: Sequence[int]) -> Runs | None:
+        spans: list[tuple[int, int, int]] = []
+        first = 0
+        for place, count in zip(places, counts, strict=True):
+            if place != NO_ADAPTER and spans and spans[-1][0] == place and sum(spans[-1][1:]) == first:
+                spans[-1] = place, spans[-1][1], spans[-1][2] + count
+            elif place != NO_ADAPTER:
+                spans.append((place, first, count))
+            first += count
+        rank = max(self._ranks.values(), default=0)
+        return Runs(spans, first, LinearParts.MOST * padded_rank(rank)) if spans else None

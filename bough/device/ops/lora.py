@@ -1,0 +1,164 @@
+"""Low-rank updates of linear layers (LoRA, Hu et al. 2021), of different adapters in one batch.
+
+Shapes: T tokens of a step, R rank of an adapter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from bough.device.ops.library import LinearParts, LoraAdapter, LoraCall, LoraRun, LoraRuns, LoraTable, PackedLinear
+from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+
+Tensor = torch.Tensor
+
+
+class Runs:
+    """Which tokens of a step have which adapter.
+
+    Attributes:
+        spans: (place, first token, tokens) of each run, by place and then by token; at most 48 tokens each.
+        address: of the description that kernels read, and of the room that they need; valid as long as this lives.
+    """
+
+    def __init__(self, spans: Sequence[tuple[int, int, int]], n_tokens: int, inner_size: int) -> None:
+        """``spans`` are whole runs of any length; ``inner_size`` bounds parts times padded rank of any layer."""
+        most = LoraRun.MOST_ROWS
+        self.spans = [
+            (place, start, min(most, first + count - start))
+            for place, first, count in sorted(spans)
+            for start in range(first, first + count, most)
+        ]
+        self._runs = (LoraRun * len(self.spans))(*(LoraRun(*span) for span in self.spans))
+        self._room = torch.empty(n_tokens, inner_size, dtype=torch.bfloat16)
+        room = self._room.data_ptr()
+        self._described = LoraRuns(ctypes.addressof(self._runs), len(self.spans), room, inner_size)
+        self.address = ctypes.addressof(self._described)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one adapter adds to one layer: ``x a^T`` [T, parts * R], of which each part has R, times its b^T.
+
+    Attributes:
+        a: [R, n_in] of each part; None where the adapter leaves it alone.
+        b: [outputs of the part, R], the adapter's scale multiplied in.
+    """
+
+    a: Sequence[Tensor | None]
+    b: Sequence[Tensor | None]
+
+    @property
+    def rank(self) -> int:
+        """The largest of the parts'."""
+        return max(a.shape[0] for a in self.a if a is not None)
+
+
+class LoraOp(Protocol):
+    """The updates of one linear layer, for each place that an adapter can have.
+
+    Attributes:
+        address: of the table that kernels read; None where there is none.
+    """
+
+    address: int | None
+
+    def set(self, place: int, update: Update | None) -> None:
+        """Put an adapter's update in a place, or take it away. No step may be using the place."""
+        ...
+
+    def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
+        """Add the updates of the tokens of ``runs``, of x [T, n_in], to out [T, n_out], both contiguous."""
+        ...
+
+
+class DenseLora:
+    """:class:`LoraOp` in separate products, of any dtype."""
+
+    def __init__(
+        self, linear: Callable[[Tensor, None], Callable[[Tensor], Tensor]], sizes: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        """``linear`` is that of the ops, ``sizes`` the outputs of the layer's parts."""
+        self.address: int | None = None
+        self._linear, self._dtype = linear, dtype
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        self._columns = [slice(end - size, end) for size, end in zip(sizes, ends)]
+        self._places: dict[int, list[tuple[slice, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]] = {}
+
+    def set(self, place: int, update: Update | None) -> None:
+        self._places[place] = [
+            (columns, self._linear(a.to(self._dtype), None), self._linear(b.to(self._dtype), None))
+            for columns, a, b in (zip(self._columns, update.a, update.b) if update else ())
+            if a is not None and b is not None
+        ]
+
+    def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
+        for place, first, count in runs.spans:
+            rows = slice(first, first + count)
+            for columns, a, b in self._places.get(place, ()):
+                out[rows, columns] += b(a(x[rows]))
+
+
+class PackedLora:
+    """:class:`LoraOp` by a kernel, in bfloat16 with sums in float32."""
+
+    def __init__(self, function: Callable[..., None], sizes: Sequence[int], n_in: int, n_places: int) -> None:
+        self._function, self._sizes, self._n_in = function, list(sizes), n_in
+        self._adapters = (ctypes.c_void_p * n_places)()
+        self._kept: list[tuple[LoraAdapter, list[PackedWeight]] | None] = [None] * n_places
+        padded = [*self._sizes, *[0] * (LinearParts.MOST - len(sizes))]
+        self._table = LoraTable(
+            ctypes.addressof(self._adapters), len(sizes), (ctypes.c_int64 * LinearParts.MOST)(*padded)
+        )
+        self.address: int | None = ctypes.addressof(self._table)
+
+    def set(self, place: int, update: Update | None) -> None:
+        if update is None:
+            self._adapters[place], self._kept[place] = None, None
+            return
+        rank = padded_rank(update.rank)
+        a = torch.zeros(len(update.a), rank, self._n_in, dtype=torch.bfloat16)
+        adapter, weights = LoraAdapter(), []
+        for i, (part_a, part_b) in enumerate(zip(update.a, update.b)):
+            if part_a is None or part_b is None:
+                continue
+            a[i, : len(part_a)] = part_a
+            b = torch.zeros(len(part_b), rank, dtype=torch.bfloat16)
+            b[:, : part_b.shape[1]] = part_b
+            weights.append(pack_bf16(b))
+            adapter.b[i] = _described(weights[-1])
+        weights.append(pack_bf16(a.flatten(0, 1)))
+        adapter.a = _described(weights[-1])
+        self._kept[place] = adapter, weights
+        self._adapters[place] = ctypes.addressof(adapter)
+
+    def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
+        fits = x.shape[1:] == (self._n_in,) and out.shape == (len(x), sum(self._sizes))
+        if not (fits and x.dtype == out.dtype == torch.bfloat16 and x.is_contiguous() and out.is_contiguous()):
+            raise ValueError(f"the update of a layer cannot take {x.dtype} {list(x.shape)} and {list(out.shape)}")
+        call = LoraCall(
+            self.address, runs.address, x.data_ptr(), out.data_ptr(), self._n_in, out.shape[1],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        self._function(ctypes.byref(call))
+
+
+def padded_rank(rank: int) -> int:
+    """Inner values of a part as kernels hold them."""
+    return -(-rank // PANEL) * PANEL
+
+
+def packable(sizes: Sequence[int], n_in: int, dtype: torch.dtype) -> bool:
+    """Whether :class:`PackedLora` can take a layer."""
+    return dtype == torch.bfloat16 and n_in % 2 == 0 and len(sizes) <= LinearParts.MOST
+
+
+def _described(weight: PackedWeight) -> PackedLinear:
+    return PackedLinear(
+        weight=weight.weight.data_ptr(), n_in=weight.n_in, n_out=weight.n_out, kind=weight.kind, group=weight.group
+    )

@@ -1,0 +1,30 @@
+"""Mixtral (Jiang et al. 2024): ``model_type`` mixtral. Mistral with a mixture of experts in every layer."""
+
+from __future__ import annotations
+
+from bough.base.errors import ConfigError
+from bough.device.layers.block import FeedForward
+from bough.device.layers.moe import Router, Routing, SparseMoE, read_experts
+from bough.models.config import ConfigReader
+from bough.models.decoder import DecoderConfig
+from bough.models.mistral import Mistral
+
+
+class Mixtral(Mistral):
+    """A :class:`bough.models.base.Model`."""
+
+    @classmethod
+    def read(cls, c: ConfigReader) -> DecoderConfig:
+        read = super().read(c)
+        if read.activation != "silu":
+            raise ConfigError("experts with another activation than silu are not supported")
+        return read
+
+    def mlp(self, prefix: str, i: int) -> FeedForward:
+        c, reader = self.c, self.config
+        n_experts = reader.size("num_local_experts", 8)
+        routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 2), normalise=True)
+        prefix = prefix.removesuffix("mlp") + "block_sparse_moe"
+        router = Router(self.context, f"{prefix}.gate", c.hidden_size, routing)
+        sizes = c.hidden_size, c.intermediate_size
+        return SparseMoE(router, read_experts(self.context, f"{prefix}.experts", n_experts, ("w1", "w3", "w2"), *sizes))

@@ -1,0 +1,70 @@
+"""Adapters in PEFT's folders: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bough.base.errors import ConfigError
+from bough.weights.adapter import read_adapter
+
+PREFIX = "base_model.model.model.layers.0.self_attn"
+
+
+def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8, **config}))
+    if tensors is None:
+        tensors = {
+            f"{PREFIX}.q_proj.lora_A.weight": torch.ones(4, 6),
+            f"{PREFIX}.q_proj.lora_B.weight": torch.ones(8, 4),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [({}, 2.0), ({"use_rslora": True}, 4.0), ({"alpha_pattern": {"q_proj": 4}}, 1.0),
+     ({"alpha_pattern": {"k_proj": 4}}, 2.0), ({"lora_alpha": 1.5}, 0.375), ({"bias": "none"}, 2.0)],
+)  # fmt: skip
+def test_the_scale_is_that_of_peft(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+    (name, update), = read_adapter(write(tmp_path, **config)).items()  # fmt: skip
+    assert name == "model.layers.0.self_attn.q_proj"
+    assert update.scale == scale and update.a.shape == (4, 6) and update.b.shape == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [({"peft_type": "IA3"}, "IA3"), ({"use_dora": True}, "use_dora"), ({"modules_to_save": ["lm_head"]}, "modules_to_"),
+     ({"bias": "all"}, "biases"), ({"lora_alpha": "x"}, "lora_alpha"), ({"lora_alpha": True}, "lora_alpha")],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(tmp_path: Path, config: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_adapter(write(tmp_path, **config))
+
+
+@pytest.mark.parametrize(
+    ("names", "match"),
+    [({"x.lora_A.weight": (4, 6)}, "one factor"), ({"x.weight": (4, 6)}, "no factor"),
+     ({"x.lora_A.weight": (4, 6), "x.lora_B.weight": (8, 5)}, "shapes"),
+     ({"x.lora_A.weight": (4,), "x.lora_B.weight": (8, 4)}, "no factor"),
+     ({"x.lora_embedding_A": (4, 6)}, "no factor")],
+)  # fmt: skip
+def test_wrong_tensors_are_refused(tmp_path: Path, names: dict[str, tuple[int, ...]], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        read_adapter(write(tmp_path, {name: torch.ones(shape) for name, shape in names.items()}))
+
+
+def test_missing_and_pickled_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="adapter_config"):
+        read_adapter(tmp_path)
+    folder = write(tmp_path)
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    with pytest.raises(ConfigError, match="pickles"):
+        read_adapter(folder)

@@ -1,0 +1,171 @@
+"""Adapters in a model: equal to merged weights, and rows that do not notice each other's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bough.base.config import KVConfig
+from bough.base.params import SamplingParams
+from bough.base.plan import NO_ADAPTER
+from bough.device.layers.context import LayerContext
+from bough.device.lora.pool import AdapterPool
+from bough.device.ops.cpu import CpuOps
+from bough.device.ops.library import load
+from bough.weights.adapter import read_adapter
+from bough.weights.loader import open_checkpoint
+from bough.worker.build import WorkerSizes, build_worker
+from tests.driving import Driver, device_parts
+
+Make = Callable[..., Any]
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+WHOLE = SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0, logprob_token_ids=tuple(range(97)))
+
+
+def write_adapter(folder: Path, model: Any, targets: tuple[str, ...], rank: int, seed: int) -> Path:
+    """A random adapter for the linear layers of ``model`` with these names, as PEFT saves it."""
+    g, tensors = torch.Generator().manual_seed(seed), {}
+    for name, module in model.named_modules():
+        if name.endswith(targets):
+            prefix = f"base_model.model.{name}"
+            n_out, n_in = module.weight.shape
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, n_in, generator=g) / n_in**0.5
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(n_out, rank, generator=g) / rank**0.5
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def write_merged(folder: Path, model: Any, adapter: Path) -> Path:
+    """The model with the adapter's updates in its weights."""
+    import copy
+
+    merged, updates = copy.deepcopy(model), read_adapter(adapter)
+    for name, module in merged.named_modules():
+        if name in updates:
+            module.weight.data += updates[name].scale * updates[name].b @ updates[name].a
+    merged.save_pretrained(folder)
+    return folder
+
+
+class OpByOp(CpuOps):
+    """The slow twin of the op for all layers."""
+
+    def layer_stack(self, *arguments: object) -> None:
+        return None
+
+
+@pytest.fixture
+def make_adapted() -> Make:
+    """(path, folders of adapters) -> a driver whose worker has them at the places 0, 1, ..."""
+
+    def make(path: Path, adapters: list[Path], kernels: str = "reference", dtype: Any = torch.float32) -> Any:
+        parts = device_parts("auto" if kernels == "twin" else kernels, dtype)
+        if kernels == "twin":
+            library = load().library
+            if library is None:
+                pytest.skip("there are no kernels")
+            ops = OpByOp(library, "the twin")
+            parts = (ops, type(parts[1])(*_scheme_parts(dtype, ops)), type(parts[2])(ops), *parts[3:])
+        pool = AdapterPool(parts[0], dtype, max(len(adapters), 1))
+        checkpoint = open_checkpoint(path)
+        built = build_worker(
+            checkpoint.config, LayerContext(checkpoint, *parts, pool),
+            WorkerSizes(n_ids=1 << 20, context_length=128, n_rows=16), KVConfig(pool_tokens=2048), lambda: 1 << 40,
+        )  # fmt: skip
+        for place, folder in enumerate(adapters):
+            pool.install(place, read_adapter(folder))
+        return Driver(built.worker, built.pool_tokens)
+
+    return make
+
+
+def _scheme_parts(dtype: torch.dtype, ops: Any) -> tuple[Any, ...]:
+    from bough.device.quant.packed import pack_dense
+
+    return pack_dense, pack_dense, dtype, ops
+
+
+def add(driver: Any, row: int, ids: list[int], place: int) -> Any:
+    seq = driver.add(row, ids, WHOLE)
+    seq.init = replace(seq.init, adapter=place)
+    return seq
+
+
+def rows_of(seq: Any) -> torch.Tensor:
+    entries = [*seq.prompt_logprobs, *seq.logprobs]
+    return torch.tensor([[value for _, value in entry.asked] for entry in entries])
+
+
+PROMPTS = [[(7 * i * j + 3) % 97 for j in range(1, 9 + 5 * i)] for i in range(1, 4)]
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize(
+    ("targets", "rank"), [*(((t,), 4) for t in TARGETS), (TARGETS, 1), (TARGETS, 16), (TARGETS, 100), (TARGETS, 256)],
+    ids=lambda v: v if isinstance(v, int) else v[0] if len(v) == 1 else "all",
+)  # fmt: skip
+def test_an_adapter_equals_merged_weights(
+    targets: tuple[str, ...], rank: int, kernels: str, tiny_llama: Make, make_driver: Make, make_adapted: Make,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path, model = tiny_llama()
+    adapter = write_adapter(tmp_path / "a", model, targets, rank, seed=rank)
+    merged = make_driver(write_merged(tmp_path / "merged", model, adapter), kernels=kernels, context_length=128)
+    adapted = make_adapted(path, [adapter], kernels)
+    plain = make_driver(path, kernels=kernels, context_length=128)
+    expected = [merged.add(i, ids, WHOLE) for i, ids in enumerate(PROMPTS)]
+    found = [add(adapted, i, ids, 0) for i, ids in enumerate(PROMPTS)]
+    base = [plain.add(i, ids, WHOLE) for i, ids in enumerate(PROMPTS)]
+    for driver, seqs in ((merged, expected), (adapted, found), (plain, base)):
+        driver.run(seqs, 4, chunk=6)
+    for a, b, c in zip(expected, found, base):
+        assert a.ids == b.ids
+        assert (rows_of(a) - rows_of(b)).abs().max() <= 1e-4 * rows_of(a).abs().max()
+        assert (rows_of(a)[: len(PROMPTS[0])] - rows_of(c)[: len(PROMPTS[0])]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype"), [("reference", torch.float32), ("auto", torch.float32), ("auto", torch.bfloat16)], ids=str
+)
+def test_16_rows_over_8_adapters_equal_separate_runs(
+    kernels: str, dtype: torch.dtype, tiny_llama: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    path, model = tiny_llama(hidden_size=64)
+    folders = [write_adapter(tmp_path / str(i), model, TARGETS[i % 3 :], 4 << i % 5, seed=i) for i in range(8)]
+    places = [NO_ADAPTER if i in (3, 11) else (5 * i) % 8 for i in range(16)]
+    prompts = [[(11 * i * j + i) % 97 for j in range(1, 4 + i)] for i in range(16)]
+    driver = make_adapted(path, folders, kernels, dtype)
+    together = [add(driver, i, ids, place) for i, (ids, place) in enumerate(zip(prompts, places))]
+    driver.run(together, 6, chunk=5)
+    for seq in together:
+        driver.release(seq)
+    for seq, ids, place in zip(together, prompts, places):
+        alone = add(driver, 0, ids, place)
+        driver.run([alone], 6)
+        driver.release(alone)
+        assert alone.ids == seq.ids and torch.equal(rows_of(alone), rows_of(seq))
+
+
+def test_one_call_for_all_layers_gives_the_same_bits(tiny_llama: Make, make_adapted: Make, tmp_path: Path) -> None:
+    for case, options in enumerate([{}, {"intermediate_size": 80, "hidden_size": 64, "attention_bias": True}]):
+        path, model = tiny_llama(**options)
+        folders = [write_adapter(tmp_path / f"{case}-{i}", model, TARGETS[i:], 8 << i, seed=i) for i in range(3)]
+        found = []
+        for kernels in ("auto", "twin"):
+            driver = make_adapted(path, folders, kernels, torch.bfloat16)
+            seqs = [add(driver, i, ids, i - 1) for i, ids in enumerate([*PROMPTS, PROMPTS[0]])]
+            driver.run(seqs, 8, chunk=7)
+            found.append(seqs)
+        for a, b in zip(*found):
+            assert a.ids == b.ids and torch.equal(rows_of(a), rows_of(b))
