@@ -20,8 +20,7 @@ from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS
 from bough.grammar.admission import check_constraint
-from bough.grammar.base import Vocabulary
-from bough.grammar.llguidance import LLGuidance, LLTemplate
+from bough.grammar.base import BACKENDS, Backend, Template, Vocabulary
 
 INTRODUCTION = """# JSON Schema
 
@@ -69,14 +68,15 @@ class Row:
     """Invalid instances that were accepted."""
 
 
-def backend() -> LLGuidance:
-    """One with a vocabulary of the 256 bytes and an end, so that every text has one tokenization."""
+def backend(name: str) -> Backend:
+    """The one of that name with a vocabulary of the 256 bytes and an end, so that every text has one tokenization."""
     alphabet = _alphabet()
     tokenizer = Tokenizer(models.BPE(vocab={**alphabet, "<end>": EOS}, merges=[]))
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return LLGuidance(Vocabulary(tokenizer.to_str(), EOS + 1, (EOS,), {"<end>": EOS}))
+    vocabulary = Vocabulary(tokenizer.to_str(), EOS + 1, (EOS,), {"<end>": EOS}, EOS + 1, lambda token: bytes([token]))
+    return BACKENDS.get(name)(vocabulary)
 
 
 def _alphabet() -> dict[str, int]:
@@ -111,9 +111,9 @@ def _members(source: Path) -> Iterator[tuple[Path, bytes]]:
                 yield Path(member.name), file.read()
 
 
-def measure(source: Path) -> dict[str, dict[str, Row]]:
-    """Dialect -> keyword -> counts."""
-    strict = backend()
+def measure(source: Path, name: str = "llguidance") -> dict[str, dict[str, Row]]:
+    """Dialect -> keyword -> counts, with the backend ``name``."""
+    strict = backend(name)
     found: dict[str, dict[str, Row]] = {dialect: {} for dialect in DIALECTS}
     for dialect, keyword, cases in suite(source):
         row = found[dialect].setdefault(keyword, Row())
@@ -139,6 +139,7 @@ def measure(source: Path) -> dict[str, dict[str, Row]]:
                     row.invalid += 1
                     row.rejected += not accepts
                     row.holes += [name] if accepts else []
+    strict.close()
     return found
 
 
@@ -160,7 +161,7 @@ def _orders(value: Any) -> Iterator[Any]:
             yield value
 
 
-def _accepts(template: LLTemplate, text: str) -> bool:
+def _accepts(template: Template, text: str) -> bool:
     matcher = template.matcher()
     try:
         data = text.encode()

@@ -209,14 +209,20 @@ class AdapterLoad(Protocol):
 
 
 class AdapterDevice(Protocol):
-    """Where adapters are read and held: ``places`` of them, one each."""
+    """Where adapters are read and held: ``places`` of them, one each.
+
+    What changes in a place takes effect behind every forward that was launched before.
+    """
 
     places: int
 
     def load(self, place: int, name: str, path: str) -> AdapterLoad:
-        """Begin to read the adapter in the folder ``path`` into a place that no row uses; what it held is gone."""
+        """Begin to read the adapter in the folder ``path`` into a place that is empty and that no new plan uses.
+
+        The result of the load is the version of what was read.
+        """
         ...
 
     def clear(self, place: int) -> None:
-        """Give the memory of a place back that no row uses."""
+        """Give the memory of a place back that no new plan uses."""
         ...

@@ -139,22 +139,23 @@ def bfcl(path: Path, most: int) -> list[Case]:
 
 def _case(question: dict[str, Any]) -> Case:
     calls = [
-        record(name={"const": f["name"]}, arguments=_plain(f["parameters"], closed=True)) for f in question["function"]
+        record(name={"const": f["name"]}, arguments=plain_schema(f["parameters"], closed=True))
+        for f in question["function"]
     ]
     return Case("BFCL", question["question"][0][-1]["content"], calls[0] if len(calls) == 1 else {"anyOf": calls})
 
 
-def _plain(schema: Schema, closed: bool = False) -> Schema:
+def plain_schema(schema: Schema, closed: bool = False) -> Schema:
     """The JSON Schema that BFCL means by ``schema``; with ``closed``, of an object without further properties."""
     kind = BFCL_TYPES.get(schema.get("type", "any"), schema.get("type", "any"))
     plain = {key: schema[key] for key in SHAPE if key in schema}
     if kind != "any":
         plain["type"] = kind
     if "properties" in schema:
-        plain["properties"] = {name: _plain(part) for name, part in schema["properties"].items()}
+        plain["properties"] = {name: plain_schema(part) for name, part in schema["properties"].items()}
         plain["required"] = [name for name in schema.get("required", ()) if name in plain["properties"]]
     if "items" in schema:
-        plain["items"] = _plain(schema["items"])
+        plain["items"] = plain_schema(schema["items"])
     if closed:
         plain["additionalProperties"] = False
     return plain

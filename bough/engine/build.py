@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,17 +17,21 @@ import torch
 from bough.base.config import Config, ModelConfig
 from bough.base.errors import ConfigError
 from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
+from bough.device.attention.base import AttentionBackend
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.layers.dummy import DummyContext
 from bough.device.lora.pool import AdapterPool
-from bough.device.ops.registry import resolve_ops
+from bough.device.ops.registry import Ops, resolve_ops
+from bough.device.platform.base import Platform
 from bough.device.platform.cpu import CpuPlatform
+from bough.device.platform.cuda import CudaPlatform, device_of
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
-from bough.engine.executor import LocalExecutor
+from bough.engine.executor import LocalExecutor, StreamExecutor, WorkerExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
-from bough.grammar.base import BACKENDS, Backend, Vocabulary
+from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
 from bough.kv.manager import KVManager
@@ -39,16 +42,11 @@ from bough.text.tokenizer import Tokenizer
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
 from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
+from bough.worker.graphs import CudaCapture
 
 log = logging.getLogger(__name__)
 
-GRAMMAR_BACKEND = "llguidance"
 GRAMMAR_THREADS = 2
-GRAMMAR_NICENESS = 19
-"""Compiles give way to the threads that generate."""
-GRAMMAR_STACK = 1 << 30
-"""Address space, of which only what is used takes memory: compiling recurses along references, and a constraint of
-the largest size allowed gets through with this, where the usual 8 MiB end the process."""
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose config does not tell."""
@@ -58,33 +56,15 @@ class Grammar:
     """The compiler of constraints with the threads that it works on."""
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
-        self._threads = _grammar_threads()
+        self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
 
-        def make() -> Backend:
-            return BACKENDS.get(GRAMMAR_BACKEND)(vocabulary)
-
-        self._backend = LazyBackend(self._threads.submit(make))
+        make = BACKENDS.get(config.schedule.grammar_backend)
+        self._backend = LazyBackend(self._threads.submit(make, vocabulary))
         self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._backend.close()
-
-
-def _grammar_threads() -> ThreadPoolExecutor:
-    threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar", _be_nice)
-    started = threading.Barrier(GRAMMAR_THREADS)
-    before = threading.stack_size(GRAMMAR_STACK)
-    try:
-        for _ in range(GRAMMAR_THREADS):  # each waits for the others, so that all of them are made now
-            threads.submit(started.wait)
-    finally:
-        threading.stack_size(before)
-    return threads
-
-
-def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GRAMMAR_NICENESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +74,7 @@ class EngineCore:
     hello: Hello
     scheduler: Scheduler
     tokenizer_source: TokenizerSource
-    executor: LocalExecutor
+    executor: WorkerExecutor
     grammar: Grammar
     adapters: AdapterLoader | None
 
@@ -108,15 +88,25 @@ class EngineCore:
 
 def build(config: Config) -> EngineCore:
     """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done."""
-    config = resolve(config)
+    device = device_of(config.device.device)
+    config = resolve(config, device)
     schedule = config.schedule
     assert schedule.max_running is not None
-    checkpoint = open_checkpoint(fetch(config.model.path, config.model.revision))
+    checkpoint = open_checkpoint(
+        fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
+    )
     try:
         tokenizer, _ = load_text(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
         sizes = WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running)
-        executor = LocalExecutor(lambda: _build_worker(config, checkpoint, sizes))
+        executor: WorkerExecutor
+        if device == "cuda":
+            assert schedule.step_tokens is not None
+            sizes = replace(sizes, step_tokens=schedule.step_tokens)
+            executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
+        else:
+            platform = CpuPlatform(config.device.threads)
+            executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
         checkpoint.close()
     built = executor.built
@@ -143,7 +133,10 @@ def build(config: Config) -> EngineCore:
         pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
     special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
-    grammar = Grammar(config, Vocabulary(tokenizer.to_json(), model.vocab_size, model.eos_ids, special))
+    vocabulary = Vocabulary(
+        tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.vocab_size, tokenizer.token_bytes
+    )
+    grammar = Grammar(config, vocabulary)
     adapters = (
         AdapterLoader(executor, Path(config.lora.lora_dir), config.lora.max_loras) if config.lora.lora_dir else None
     )
@@ -159,15 +152,26 @@ def build(config: Config) -> EngineCore:
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
 
 
-def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
-    platform = CpuPlatform(config.device.threads)
-    ops = resolve_ops(config.device.kernels)
-    attention = PagedAttention(ops)
+def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
+    ops = resolve_ops(config.device.kernels, platform.device)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
+    made = DummyContext if config.model.load_format == "dummy" else LayerContext
     adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
-    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device, adapters)
-    return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
+    context = made(checkpoint, ops, scheme, _attention(ops), dtype, platform.device, adapters)
+    graphs = ops.name == "triton" and config.device.graphs == "on"
+    return build_worker(
+        checkpoint.config, context, sizes, config.kv, platform.free_memory, platform.peak,
+        CudaCapture() if graphs else None,
+    )  # fmt: skip
+
+
+def _attention(ops: Ops) -> AttentionBackend:
+    if ops.name == "triton":
+        from bough.device.attention.triton import TritonAttention
+
+        return TritonAttention(ops)
+    return PagedAttention(ops)
 
 
 def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:
@@ -180,8 +184,8 @@ def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:
 
 
 def _dtype(model: ModelConfig) -> torch.dtype:
-    """bfloat16 unless float32 is asked for: it is what models are trained in and half the bytes to read."""
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+    """bfloat16 unless another is asked for: it is what models are trained in and half the bytes to read."""
+    return {"float32": torch.float32, "float16": torch.float16}.get(model.dtype, torch.bfloat16)
 
 
 def _context_length(model: ModelConfig, checkpoint: Checkpoint) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import atexit
 import dataclasses
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
@@ -57,6 +57,22 @@ class Engine:
     def hello(self) -> Hello:
         """Facts about engine and model."""
         return self._engine.hello
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that the engine runs on; :attr:`asynchronous` and :meth:`chunks` may be used on it only."""
+        return self._loop
+
+    @property
+    def asynchronous(self) -> AsyncEngine:
+        """The engine for coroutines."""
+        return self._engine
+
+    def chunks(
+        self, prompt: Prompt, params: SamplingParams | GenerateOptions | None = None, **sampling: Any
+    ) -> AsyncGenerator[Chunk, None]:
+        """As :meth:`stream`, for coroutines."""
+        return self._engine.stream(prompt, options_of(params, sampling))
 
     @overload
     def generate(
@@ -191,11 +207,20 @@ class Engine:
             raise
 
     def _end_loop(self) -> None:
+        self._wait(_cancel_others())
         self._wait(self._loop.shutdown_asyncgens())
         self._wait(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """End what else runs on this loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def configured(config: Config, flags: Mapping[str, Any]) -> Config:

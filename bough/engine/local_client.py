@@ -89,7 +89,7 @@ class LocalClient(StreamClient):
         if self._thread is not None:
             self._port.put(Attach())  # wakes the loop
             await self._ended.wait()
-            await asyncio.to_thread(self._thread.join)
+            self._thread.join()  # it has said goodbye; no other thread, which may be impossible when Python exits
 
     def _post(self, message: ToDriver) -> bool:
         self._port.put(message)

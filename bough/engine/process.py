@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bough.engine")
 
+SWITCH_SECONDS = 0.0005
+"""So long the loop waits for Python's lock at most while a thread that reads constraints runs Python."""
+
 
 def build_engine(config: Config) -> Core:
     """The real engine; imported here, because it is slow to import and the parent may die meanwhile."""
@@ -45,6 +48,7 @@ def main(build: Callable[[Config], Core] = build_engine) -> int:
     # What the start has made stays: no later collection looks through its 180,000 objects, which takes 90 ms.
     gc.collect()
     gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
     launch.ready()
     try:
         driver.run()

@@ -60,6 +60,8 @@ def error_of(finish: Finish) -> BoughError:
         return EngineError(message, code="aborted")
     error = _BY_STATUS.get(finish.status, EngineError)(message)
     error.param = finish.param
+    if error.status == 404 and error.param == "model":
+        error.code = "model_not_found"
     return error
 
 

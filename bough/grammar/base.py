@@ -89,14 +89,19 @@ class Vocabulary:
         size: ids with a logit; the tokenizer may know fewer.
         eos_ids: ids that end a sequence.
         special: texts and ids of the special tokens.
+        n_tokens: ids that the tokenizer knows.
+        token_bytes: the bytes that an id of it adds to a text.
     """
 
     json: str
     size: int
     eos_ids: tuple[int, ...]
     special: Mapping[str, int]
+    n_tokens: int
+    token_bytes: Callable[[int], bytes]
 
 
 BackendFactory = Callable[[Vocabulary], Backend]
 BACKENDS: Registry[BackendFactory] = Registry("grammar backend")
 BACKENDS.add("llguidance", "bough.grammar.llguidance:LLGuidance")
+BACKENDS.add("xgrammar", "bough.grammar.xgrammar:XGrammar")

@@ -23,6 +23,7 @@ from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
 from bough.grammar.formats import with_exact_formats
 from bough.grammar.structural import grammar_of_tags
+from bough.grammar.threads import native_threads
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -37,6 +38,8 @@ BASE_BYTES, BYTES_PER_BYTE = 64 << 10, 16
 """Estimated memory of a template: a constant, and so much for each byte of its grammar."""
 
 MESSAGE_CHARS = 500
+
+NATIVE_THREADS = 2
 
 
 class LLMatcherState:
@@ -121,6 +124,7 @@ class LLGuidance:
             verbose_errors=False,
         )
         self._executor = LLExecutor(1)
+        self._native = native_threads(NATIVE_THREADS)
 
     def compile(self, constraint: Constraint) -> LLTemplate:
         attempts: list[JsonCompileOptions] = [{}]
@@ -129,7 +133,7 @@ class LLGuidance:
         tokenizer = self._json if constraint.kind in ("json_schema", "json_object") else self._text
         for options in attempts:
             grammar = self._grammar(constraint, options)
-            native = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
+            native, first, possible = self._native.submit(self._built, tokenizer, grammar).result()
             if not native.is_error():
                 break
         else:
@@ -137,7 +141,11 @@ class LLGuidance:
         warnings = list(native.get_grammar_warnings())
         if options and '"oneOf"' in constraint.text:
             warnings.insert(0, "the schema is not enforced strictly: oneOf is treated as anyOf")
-        run = self._warm_up(native, constraint)
+        if first.is_error():
+            raise InvalidRequest(f"{constraint.kind}: {_shown(first.get_error())}", param=constraint.kind)
+        if not possible:
+            raise InvalidRequest(f"{constraint.kind}: nothing matches it", param=constraint.kind)
+        run = tuple(first.compute_ff_tokens()[::-1])
         size = BASE_BYTES + BYTES_PER_BYTE * len(grammar)
         eos_ids, canonical = self._vocabulary.eos_ids, bool(tokenizer.is_canonical)
         return LLTemplate(native, tuple(warnings), size, eos_ids, canonical, run)
@@ -147,7 +155,8 @@ class LLGuidance:
         llguidance.numpy.fill_next_token_bitmask_par(self._executor, pairs, bits)
 
     def close(self) -> None:
-        """There is nothing outside this process."""
+        """End the threads; there is nothing outside this process."""
+        self._native.shutdown()
 
     def _grammar(self, constraint: Constraint, extra: JsonCompileOptions) -> str:
         text = constraint.text
@@ -170,20 +179,16 @@ class LLGuidance:
         except Exception as error:  # the converters raise whatever their own bugs make them raise
             raise InvalidRequest(f"{constraint.kind}: {_shown(str(error))}", param=constraint.kind) from None
 
-    def _warm_up(self, native: LLMatcher, constraint: Constraint) -> tuple[int, ...]:
-        """Compute the first mask and what is forced at first here, where nobody waits: they are the expensive ones.
+    def _built(self, tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, LLMatcher, bool]:
+        """(matcher, copy that has made the first mask, whether that mask allows anything).
 
-        Returns the forced ids in reverse. Raises InvalidRequest.
+        The first mask is the most expensive one, and here nobody waits for it.
         """
+        native = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
         first = native.deep_copy()
-        run = tuple(reversed(first.compute_ff_tokens()))
         bits = np.zeros((1, -(-self._vocabulary.size // WORD)), np.int32)
-        llguidance.numpy.fill_next_token_bitmask_par(self._executor, [(first, 0)], bits)
-        if first.is_error():
-            raise InvalidRequest(f"{constraint.kind}: {_shown(first.get_error())}", param=constraint.kind)
-        if not bits.any():
-            raise InvalidRequest(f"{constraint.kind}: nothing matches it", param=constraint.kind)
-        return run
+        llguidance.numpy.fill_next_token_bitmask(first, bits)
+        return native, first, bool(bits.any())
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:

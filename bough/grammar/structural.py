@@ -41,7 +41,7 @@ def grammar_of_tags(constraint: Constraint, special: Mapping[str, int], options:
     ``options`` are the library's for JSON Schema. Raises InvalidRequest for a structure that no trigger opens, or
     that is not described.
     """
-    tags = _parse(constraint)
+    tags = parse_tags(constraint)
     sides: dict[str, str] = {}
     larks, opened = ["%llguidance {}", TEXT], []
     names = {id(s): f"part_{i}" for i, s in enumerate(tags.structures)}
@@ -77,7 +77,8 @@ def grammar_of_tags(constraint: Constraint, special: Mapping[str, int], options:
     return json.dumps({"grammars": grammars})
 
 
-def _parse(constraint: Constraint) -> Tags:
+def parse_tags(constraint: Constraint) -> Tags:
+    """Its structures and triggers. Raises InvalidRequest."""
     try:
         tags = msgspec.json.decode(constraint.text, type=Tags)
     except msgspec.DecodeError as error:

@@ -152,18 +152,19 @@ class Adapters:
 
     def advance(self) -> None:
         """Take in what was loaded, hand adapters out, and make room for those that are waited for."""
-        for entry in self._places:
-            if entry is not None and entry.load is not None and entry.load.done():
-                self._loaded(entry)
-        self._free_left()
-        for ticket, waiting in list(self._waiting.items()):
-            if waiting.error is None and waiting.entry.state is State.READY:
-                self._grant(ticket, waiting)
-        for entry in self._wanted():
-            place = self._room()
-            if place is None:
-                break
-            self._begin(entry, place)
+        while True:
+            for entry in self._places:
+                if entry is not None and entry.load is not None and entry.load.done():
+                    self._loaded(entry)
+            self._free_left()
+            for ticket, waiting in list(self._waiting.items()):
+                if waiting.error is None and waiting.entry.state is State.READY:
+                    self._grant(ticket, waiting)
+            wanted = next(self._wanted(), None)
+            place = None if wanted is None else self._room()
+            if wanted is None or place is None:
+                return
+            self._begin(wanted, place)
 
     def _line_up(self, waiting: _Waiting) -> int:
         if self._device is None:

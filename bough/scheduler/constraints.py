@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 RUN = 64
 """Most forced ids that are appended at one time; the rest of a longer run follows step by step."""
 
+JUMPY_ROWS = 4
+"""Beyond so many rows a step takes longer for its forced tokens, and the host's work for all rows no longer hides."""
+
 PATIENCE_SECONDS = 0.005
 """So long a request is not admitted because of its compile. Most compiles take less, and whoever is prefilled before
 the matcher is there pays a step of its own for the last token."""
@@ -145,6 +148,20 @@ class Constraints:
 
     # -- sampling
 
+    def jumpy(self) -> bool:
+        """Whether the next plan should know what is in flight, because all that runs is likely to be forced on.
+
+        A plan that is made before costs a forward for each forced run: it takes the one token that is sampled, and
+        those that are forced behind it have to wait for the next.
+        """
+        rows = self._rows
+        running = rows.running
+        return (
+            0 < len(running) <= JUMPY_ROWS
+            and bool(rows.guided[running].all())
+            and all(req.guide is not None and req.guide.jumpy for req in rows.owners(running.tolist()))
+        )
+
     def concern(self, flight: Flight) -> Bools:
         """[B] which rows of ``flight`` sample under a matcher, and so need the tokens of all steps before."""
         plan = flight.plan
@@ -207,16 +224,18 @@ class Constraints:
         assert req.guide is not None and req.guide.matcher is not None
         if not req.guide.matcher.accept(token):
             return req.guide.matcher.error() or f"token {token} is not in the constraint's language"
-        self.jump(req)
+        req.guide.sampled += 1
+        req.guide.runs += self.jump(req)
         return req.guide.matcher.error()
 
-    def jump(self, req: Req) -> None:
-        """Append the ids that the matcher forces to the row of ``req``."""
+    def jump(self, req: Req) -> bool:
+        """Append the ids that the matcher forces to the row of ``req``; whether there are any."""
         forced = self._forced(req, int(self._rows.n_ids[req.row]))
         if forced:
             self._rows.foresee(req.row, forced)
         if req.guide is not None and req.guide.complete:
             self._rows.limit[req.row] = self._rows.n_ids[req.row]
+        return bool(forced)
 
     def _forced(self, req: Req, n_ids: int) -> list[int]:
         """Ids that must follow the ``n_ids`` known ones, taken in by the matcher.

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from bough.grammar.base import Matcher
 from bough.grammar.compiler import Ticket
 
+JUMPY = 8
+"""A request is told to be jumpy when at least one in so many of its sampled tokens brings a forced run along."""
+
 
 @dataclass(slots=True)
 class Guide:
@@ -21,6 +24,8 @@ class Guide:
         matcher: None until then.
         warnings: what of the constraint is not enforced.
         complete: the known ids end with a forced end of sequence, so nothing is left to be sampled.
+        sampled: tokens that were sampled.
+        runs: how many of them were followed by forced ones.
     """
 
     jumps: bool
@@ -28,3 +33,10 @@ class Guide:
     matcher: Matcher | None = None
     warnings: tuple[str, ...] = ()
     complete: bool = False
+    sampled: int = 0
+    runs: int = 0
+
+    @property
+    def jumpy(self) -> bool:
+        """Its next token is likely to bring forced ones along."""
+        return self.jumps and self.runs * JUMPY >= self.sampled

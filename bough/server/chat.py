@@ -37,6 +37,7 @@ from bough.server.options import (
     sequence_rids,
     truncated,
 )
+from bough.server.programs import cache_lease, program_of
 from bough.server.reply import Reply, message_of
 from bough.server.schema import UNSUPPORTED_CHAT, ChatRequest, TokenizeRequest, refuse_unsupported
 from bough.server.service import Service
@@ -140,7 +141,9 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         top if body.logprobs else None,
         body.prompt_logprobs,
     )
-    options = shape.options(openai_options(service, call.engine, body, lengths, rids[0]))
+    program = program_of(call.program, body.program)
+    options = openai_options(service, call.engine, body, lengths, rids[0], program, cache_lease(body))
+    options = shape.options(options)
     service.admit(call.flight, sequence_rids([options]))
     envelope = Response(
         id=response_id,
@@ -210,7 +213,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
         for i in range(n)
     ]
     job.envelope.usage = job.usage()
-    if body.return_token_ids:
+    if body.return_token_ids or body.return_prompt_token_ids:
         job.envelope.prompt_token_ids = job.ids
     if body.prompt_logprobs is not None:
         job.envelope.prompt_logprobs = job.names.prompt(len(job.ids), prompt_logprobs, body.prompt_logprobs)
@@ -227,7 +230,7 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
         async for choices in pieces:
             if continuous:
                 envelope.usage = job.usage()
-            if body.return_token_ids and job.head:
+            if (body.return_token_ids or body.return_prompt_token_ids) and job.head:
                 envelope.prompt_token_ids = job.ids
                 head = _events(envelope, choices[: job.options.n])
                 envelope.prompt_token_ids = UNSET

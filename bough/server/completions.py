@@ -37,8 +37,10 @@ from bough.server.options import (
     split_prompt,
     truncated,
 )
+from bough.server.programs import program_of
 from bough.server.schema import UNSUPPORTED_COMPLETION, CompletionRequest, refuse_unsupported
 from bough.server.service import Service
+from bough.server.thinking import thoughtful
 from bough.server.work import Answer, Call
 
 DEFAULT_MAX_TOKENS = 16
@@ -108,8 +110,11 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
         # The text of a prompt that was cut is what its ids say.
         prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
+    program = program_of(call.program, body.program)
     options = [
-        openai_options(service, engine, body, _lengths(service, body, prompt), rid)
+        thoughtful(
+            openai_options(service, engine, body, _lengths(service, body, prompt), rid, program), body, call, prompt.ids
+        )
         for prompt, rid in zip(prompts, rids, strict=True)
     ]
     service.admit(call.flight, sequence_rids(options))
@@ -158,7 +163,7 @@ async def _complete(job: _Job) -> bytes:
     for choice in job.choices:
         assert choice.finish is not None
         answer = _answer(job, choice, "".join(choice.texts), choice.tokens, choice.logprobs, choice.finish)
-        if body.return_token_ids:
+        if body.return_token_ids or body.return_prompt_token_ids:
             answer.prompt_token_ids = choice.prompt.ids
         if body.prompt_logprobs is not None:
             answer.prompt_logprobs = job.names.prompt(
@@ -184,7 +189,7 @@ async def _stream(job: _Job) -> AsyncGenerator[bytes, None]:
                 continue
             first = not choice.tokens and not choice.offset
             answer = _answer(job, choice, chunk.text, chunk.tokens, chunk.logprobs or [], chunk.finish)
-            if body.return_token_ids and first:
+            if (body.return_token_ids or body.return_prompt_token_ids) and first:
                 answer.prompt_token_ids = choice.prompt.ids
             choice.tokens += chunk.tokens
             if continuous:

@@ -27,6 +27,9 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
+PROGRAM_PROTOCOL = 1
+"""Says to clients that requests may carry the envelope of a program."""
+
 FLUSH_PAUSE = 0.05
 """Seconds between two attempts to empty the cache."""
 
@@ -119,6 +122,7 @@ class Info:
                 "context_length": model.context_length,
                 "dtype": model.dtype,
                 "n_parameters": model.n_parameters,
+                "program_protocol": PROGRAM_PROTOCOL,
             }
         )
 

@@ -33,6 +33,7 @@ from bough.server.options import (
     timeout_of,
     top_k_of,
 )
+from bough.server.programs import granted, lease_of, program_of
 from bough.server.schema import (
     UNSUPPORTED_NATIVE,
     UNSUPPORTED_NATIVE_SAMPLING,
@@ -41,12 +42,19 @@ from bough.server.schema import (
     refuse_unsupported,
 )
 from bough.server.service import Service
+from bough.server.thinking import thoughtful
 from bough.server.work import Answer, Call
 
 T = TypeVar("T")
 Triple = tuple[float | None, int, str | None]
 
 DEFAULT_MAX_NEW_TOKENS = 128
+
+PER_PROMPT = (
+    "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key", "cache_salt",
+    "lora_path", "program", "lease",
+)  # fmt: skip
+"""Fields that may be a list of one value for each prompt."""
 
 
 @dataclass(slots=True)
@@ -92,14 +100,19 @@ class _Job:
 
 async def generate(call: Call, body: GenerateRequest) -> Answer:
     refuse_unsupported(body, UNSUPPORTED_NATIVE)
+    if body.modalities not in (None, [], ["text"]):
+        raise InvalidRequest("modalities other than text are not supported yet by this version", param="modalities")
+    body.program = body.program or program_of(call.program, None)
     given, batch = _prompts(body, call.service)
     prompts = await encode_prompts(
         call.engine, call.service, given, add_special=True, param="text" if body.input_ids is None else "input_ids"
     )
+    _check_lists(body, len(prompts))
     work, sequences = [], []
     rids = _rids(body, len(prompts))
     for i, prompt in enumerate(prompts):
         options, silent = _options(call.service, call.engine, body, i, prompt, rids[i])
+        options = thoughtful(options, body, call, prompt.ids, bool(body.require_reasoning))
         work.append((prompt.ids, options))
         for rid in sequence_rids([options]):
             sequences.append(_Sequence(prompt, options, rid, silent))
@@ -141,48 +154,55 @@ def _rids(body: GenerateRequest, n_prompts: int) -> list[str]:
     return [rid] if n_prompts == 1 else [f"{rid}-p{i}" for i in range(n_prompts)]
 
 
-def _each(value: T | list[T] | None, i: int, name: str) -> T | None:
+def _check_lists(body: GenerateRequest, n_prompts: int) -> None:
+    """Raises InvalidRequest for a list of values that has not one for each prompt."""
+    for name in PER_PROMPT:
+        value = getattr(body, name)
+        if isinstance(value, list) and len(value) != n_prompts:
+            raise InvalidRequest(f"{name} has {len(value)} entries for {n_prompts} prompts", param=name)
+
+
+def _each(value: T | list[T] | None, i: int) -> T | None:
     """The i-th prompt's value of a field that is one value or a list of one per prompt."""
-    if not isinstance(value, list):
-        return value
-    if i >= len(value):
-        raise InvalidRequest(f"{name} needs one entry per prompt", param=name)
-    return value[i]
+    return value[i] if isinstance(value, list) else value
 
 
 def _options(
     service: Service, engine: AsyncEngine, body: GenerateRequest, i: int, prompt: PromptIds, rid: str
 ) -> tuple[GenerateOptions, bool]:
     """(options of the i-th prompt, whether what it generates stays unseen)."""
-    sampling = _each(body.sampling_params, i, "sampling_params") or NativeSampling()
+    sampling = _each(body.sampling_params, i) or NativeSampling()
     refuse_unsupported(sampling, UNSUPPORTED_NATIVE_SAMPLING)
     params = _params(service, engine, sampling, prompt)
     silent = params.max_tokens == 0
-    if _each(body.return_logprob, i, "return_logprob"):
+    if _each(body.return_logprob, i):
         params = _with_logprobs(params, body, i, len(prompt.ids))
     elif silent:  # a forward over the prompt that reports nothing
         params = msgspec.structs.replace(params, prompt_logprobs=0, logprob_start=len(prompt.ids))
+    adapters = [name or "" for name in body.lora_path] if isinstance(body.lora_path, list) else body.lora_path
     options = GenerateOptions(
         params=params,
         n=at_least_one("n", sampling.n, service.limits.n),
         include_stop=bool(sampling.no_stop_trim),
         skip_special_tokens=sampling.skip_special_tokens is not False,
         namespace=Namespace(
-            adapter=service.adapter(None, _each(body.lora_path, i, "lora_path")),
-            salt=salt_of(_each(body.extra_key, i, "extra_key"), _each(body.cache_salt, i, "cache_salt")),
+            adapter=service.adapter(None, _each(adapters, i)),
+            salt=salt_of(_each(body.extra_key, i), _each(body.cache_salt, i)),
         ),
         priority=body.priority or 0,
         timeout=timeout_of(body.timeout, service),
         rid=rid,
         constraint=native_constraint(sampling, service.limits),
         interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
+        program=_each(body.program, i),
+        lease=lease_of(_each(body.lease, i)),
     )
     return options, silent
 
 
 def _with_logprobs(params: SamplingParams, body: GenerateRequest, i: int, n_prompt: int) -> SamplingParams:
-    top = _each(body.top_logprobs_num, i, "top_logprobs_num") or 0
-    start = _each(body.logprob_start_len, i, "logprob_start_len")
+    top = _each(body.top_logprobs_num, i) or 0
+    start = _each(body.logprob_start_len, i)
     asked = body.token_ids_logprob or []
     ids = [t for t in asked if isinstance(t, int)]
     if len(ids) != len(asked):
@@ -277,11 +297,16 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     }
     if chunk.finish is not None:
         meta["e2e_latency"] = time.perf_counter() - job.call.started
+        if chunk.finish.grant is not None:
+            meta["program"] = granted(chunk.finish.grant)
         if chunk.finish.warnings:
             meta["warnings"] = chunk.finish.warnings
     if sequence.options.params.logprobs is not None:
         meta |= _logprobs(job, sequence)
-    return {"text": sequence.text, "output_ids": sequence.tokens, "meta_info": meta}
+    answer = {"text": sequence.text, "output_ids": sequence.tokens, "meta_info": meta}
+    if job.body.return_prompt_token_ids:
+        answer["prompt_token_ids"] = sequence.prompt.ids
+    return answer
 
 
 def _finish_reason(finish: Finish, sequence: _Sequence) -> dict[str, Any]:

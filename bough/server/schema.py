@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bough.base.errors import InvalidRequest
+from bough.base.program import Program
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 class Unsupported(msgspec.Struct, kw_only=True):
     """Fields that are refused unless they are absent, null, false or empty."""
 
+    lora_id: Any = None
     session_params: Any = None
     custom_logit_processor: Any = None
     custom_params: Any = None
@@ -40,10 +42,13 @@ class Unsupported(msgspec.Struct, kw_only=True):
     return_hidden_states: Any = None
     return_routed_experts: Any = None
     return_token_offsets: Any = None
+    return_sampling_mask: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     bootstrap_host: Any = None
+    bootstrap_port: Any = None
     bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
@@ -107,7 +112,10 @@ class Sampling(Constrained, kw_only=True):
     prompt_logprobs: int | None = None
     logprob_token_ids: Tokens | None = None
     return_token_ids: bool | None = None
+    return_prompt_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None
@@ -119,6 +127,7 @@ class Sampling(Constrained, kw_only=True):
     extra_key: str | None = None
     echo: bool | None = None
     user: str | None = None
+    program: Program | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
@@ -131,7 +140,6 @@ class CompletionRequest(Sampling, kw_only=True):
     best_of: int | None = None
     suffix: Any = None
     prompt_embeds: Any = None
-    thinking_token_budget: Any = None
     add_special_tokens: bool | None = None
 
 
@@ -150,8 +158,6 @@ class ChatRequest(Sampling, kw_only=True):
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
     include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
-    max_thinking_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -219,22 +225,45 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | list[int] | None = None
     token_ids_logprob: list[int | list[int]] | None = None
     return_text_in_logprobs: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
+    require_reasoning: bool | None = None
+    modalities: list[str] | None = None
     priority: int | None = None
     timeout: float | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    program: Program | list[Program] | None = None
+    lease: float | list[float] | None = None
     input_embeds: Any = None
     image_data: Any = None
     audio_data: Any = None
     video_data: Any = None
-    lora_path: str | list[str] | None = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    lora_id: Any = None
+    lora_path: str | list[str | None] | None = None
     session_params: Any = None
     custom_logit_processor: Any = None
+    positional_embed_overrides: Any = None
     watermark: Any = None
     return_hidden_states: Any = None
     return_routed_experts: Any = None
+    return_indexer_topk: Any = None
+    return_entropy: Any = None
+    return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
+    return_bytes: Any = None
+    multi_item_delimiter_indices: Any = None
+    token_indices_to_pool: Any = None
     bootstrap_host: Any = None
+    bootstrap_port: Any = None
     bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -300,7 +329,7 @@ class Empty(msgspec.Struct):
 
 
 UNSUPPORTED = tuple(Unsupported.__struct_fields__)
-UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds", "thinking_token_budget")
+UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
 UNSUPPORTED_CHAT = (
     *UNSUPPORTED,
     "audio",
@@ -314,20 +343,43 @@ UNSUPPORTED_NATIVE = (
     "image_data",
     "audio_data",
     "video_data",
+    "mm_hashes",
+    "mm_content_hashes",
+    "lora_id",
     "session_params",
     "custom_logit_processor",
+    "positional_embed_overrides",
     "watermark",
     "return_hidden_states",
     "return_routed_experts",
+    "return_indexer_topk",
+    "return_entropy",
+    "return_sampling_mask",
+    "sampling_logprobs_mode",
+    "return_flat_raw_top_logprobs",
+    "return_flat_raw_output_top_logprobs",
+    "return_flat_raw_top_logprobs_b64",
+    "return_bytes",
+    "multi_item_delimiter_indices",
+    "token_indices_to_pool",
     "bootstrap_host",
+    "bootstrap_port",
     "bootstrap_room",
+    "bootstrap_pair_key",
 )
 
 
 REASONS = {
+    "conversation": "conversations are not stored; previous_response_id continues a response",
     "suffix": "this server continues text and does not insert into it",
     "prompt_embeds": "prompts are text or token ids",
-    "thinking_token_budget": "only an answer in a chat is known to begin with reasoning",
+    "lora_id": "lora_path, or the model's name, says which adapter is meant",
+    "input_embeds": "prompts are text or token ids",
+    "return_entropy": "logprobs of alternatives are what is reported of a distribution",
+    "return_sampling_mask": "logprobs of alternatives are what is reported of a distribution",
+    "mm_hashes": "text is the only modality",
+    "mm_content_hashes": "text is the only modality",
+    **{f"bootstrap_{name}": "prefill and decode run in one engine" for name in ("host", "port", "room", "pair_key")},
     "audio": "this server generates text only",
     "web_search_options": "this server has no access to the web",
     "moderation": "this server has no moderation model",

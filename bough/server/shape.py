@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bough.base.constraint import Reasoning
-from bough.base.errors import InvalidRequest
 from bough.engine.generation import GenerateOptions
 from bough.server.reply import Reply, call_ids
 from bough.server.schema import ChatRequest
 from bough.server.service import Service
+from bough.server.thinking import budget_of, reasoning_of, started_in
 from bough.server.tools import ToolUse
 from bough.text.answer import AnswerParser
 from bough.text.formats import AnswerFormat
 from bough.text.tokenizer import Tokenizer
-
-_TAIL = 16
-"""Last ids of a prompt, among which a tag that opens the reasoning would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +36,15 @@ class Shape:
 
     def options(self, options: GenerateOptions) -> GenerateOptions:
         """``options`` that make the engine keep to the form. Raises InvalidRequest where it cannot be asked for."""
-        thinking, budget = self.model.reasoning, self._budget()
-        begins = self.started or (self.started is None and thinking is not None and thinking.assumed)
-        may_think = self.started is None and not begins
+        thinking, budget = self.model.reasoning, budget_of(self.body, self.model)
+        may_think = self.started is None and thinking is not None and not thinking.assumed
         # The grammar of the calls could tell where reasoning is, but not how long it may be.
         constraint = self.use.constraint(
             self.model, self.tokenizer, thinking if may_think and budget is None else None, options.constraint
         )
-        reasoning = options.reasoning
-        if reasoning is None and thinking is not None:
-            if begins and (constraint is not None or budget is not None):
-                reasoning = Reasoning(end=self._ids(thinking.closes), budget=budget)
-            elif may_think and budget is not None:
-                reasoning = Reasoning(end=self._ids(thinking.closes), budget=budget, begin=self._ids(thinking.opens))
+        reasoning = reasoning_of(self.model, self.tokenizer, self.started, budget, constraint is not None)
         keep = self.read.kept(self.tokenizer)
         return replace(options, keep_special=keep, constraint=constraint, reasoning=reasoning)
-
-    def _budget(self) -> int | None:
-        """Most tokens of reasoning, under vLLM's name or SGLang's. Raises InvalidRequest."""
-        for name in ("thinking_token_budget", "max_thinking_tokens"):
-            if (budget := getattr(self.body, name)) is not None:
-                if self.model.reasoning is None:
-                    raise InvalidRequest(f"{name}: this server does not know how the model reasons", param=name)
-                if budget < 0:
-                    raise InvalidRequest(f"{name} must be at least 0, not {budget}", param=name)
-                return int(budget)
-        return None
-
-    def _ids(self, tag: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.encode(tag, add_special=False))
 
     def reply(self) -> Reply:
         """A reader of one answer."""
@@ -99,7 +75,7 @@ def answer_shape(service: Service, tokenizer: Tokenizer, body: ChatRequest, use:
     read = AnswerFormat(
         model.tools if use.schemas else None, model.reasoning if body.separate_reasoning is not False else None
     )
-    started = model.thinking(tokenizer.decode(ids[-_TAIL:], skip_special=False))
+    started = started_in(model, tokenizer, ids)
     if body.continue_final_message and model.reasoning is not None:
         said = str(body.messages[-1].get("content") or "")
         if model.reasoning.opens in said:

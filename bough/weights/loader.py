@@ -111,13 +111,15 @@ class GgufCheckpoint:
 class FolderCheckpoint:
     """A Hugging Face folder: ``config.json``, safetensors, tokenizer files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, weights: bool = True) -> None:
+        """Without ``weights`` it has no parameters, whatever there is."""
         self.path = path
         config = read_json(path / "config.json")
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
-        self._files = open_folder(path)
-        self.config = _plain_config(config, any(name.endswith("lm_head.weight") for name in self._files))
+        self._files = open_folder(path) if weights else {}
+        headed = any(name.endswith("lm_head.weight") for name in self._files)
+        self.config = _plain_config(config, not weights or headed)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
@@ -182,11 +184,16 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     return plain
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, weights: bool = True) -> Checkpoint:
     """Open a GGUF file, or a folder with safetensors or with one GGUF file.
 
-    Raises ConfigError if it is damaged, of an unsupported kind, or missing.
+    Without ``weights`` a folder needs only a config and a tokenizer. Raises ConfigError if it is damaged, of an
+    unsupported kind, or missing.
     """
+    if not weights:
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} has no config.json, which random weights are made after")
+        return FolderCheckpoint(path, weights=False)
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if any(path.glob("*.safetensors")) or not ggufs:

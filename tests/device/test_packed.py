@@ -20,8 +20,9 @@ from bough.device.ops.packed import (
     quantise_inputs,
     unpack,
 )  # fmt: skip
+from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops
-from bough.device.quant.packed import PackedMethod, PackedTable
+from bough.device.quant.packed import PackedMethod, PackedTable, join
 
 Tensor = torch.Tensor
 
@@ -172,7 +173,7 @@ def test_parts_of_several_kinds_stand_side_by_side(ops: Ops) -> None:
     kinds = [Kind.Q4_MIN, Kind.Q4_MIN, Kind.Q8, Kind.BF16, Kind.BF16, Kind.Q6_K]
     weights = [random_weight(k, n, 256, seed=i) for i, (k, n) in enumerate(zip(kinds, [32, 20, 7, 8, 16, 40]))]
     bias = randn(1, sum(w.n_out for w in weights))[0]
-    method = PackedMethod(weights, bias, ops)
+    method = PackedMethod(join(weights, Arena()), bias, ops)
     assert len(method.parts) == (0 if ops.name == "reference" else 5), "equal neighbours are one part"
     for n in (1, 9):
         x = randn(n, 256)
@@ -217,3 +218,13 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(min(2, before))
     yield
     torch.set_num_threads(before)
+
+
+def test_an_arena_hands_out_what_does_not_overlap() -> None:
+    arena, made = Arena(), []
+    for i, shape in enumerate([(3, 5), (1,), (700_000, 16), (2, 2, 2), (9_000_000,), (0, 4)]):
+        parts = [
+            randn(*shape, seed=2 * i + j) if len(shape) == 2 else torch.full(shape, float(i + j)) for j in range(2)
+        ]
+        made.append((arena.join(parts), torch.cat(parts)))
+    assert all(torch.equal(copy, whole) and copy.data_ptr() % 64 == 0 for copy, whole in made)

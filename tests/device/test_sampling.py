@@ -29,7 +29,7 @@ def draws_of(logits: Tensor, rows: list[dict[str, Any]]) -> Draws:
         return np.array([row.get(name, default) for row in rows], dtype)
 
     return Draws(
-        best=REFERENCE.argmax(logits).numpy(),
+        best=REFERENCE.argmax(logits),
         temperature=column("temperature", 1.0, np.float32),
         top_k=column("top_k", logits.shape[1], np.int64),
         top_p=column("top_p", 1.0, np.float64),

@@ -31,7 +31,7 @@ def environment(runtime: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT), "XDG_RUNTIME_DIR": str(runtime)}
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> None:
     """Poll until ``condition``; fails after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import statistics
@@ -149,11 +150,17 @@ with concurrent.futures.ThreadPoolExecutor(8) as threads:
 """
 
 
-def send(server: Server, folder: Path, fields: list[Fields]) -> list[tuple[int, str]]:
-    """Status and text of the answers to requests sent side by side, by a process of its own: it must not delay ours."""
+def write(folder: Path, fields: list[Fields]) -> list[Path]:
+    """The bodies of requests, as files: made before anything is measured, for making them holds up this process."""
     paths = [folder / f"{i}.json" for i in range(len(fields))]
     for path, each in zip(paths, fields):
         path.write_text(json.dumps({"prompt": "the", "max_tokens": 12, **each}))
+    gc.collect()
+    return paths
+
+
+def send(server: Server, paths: list[Path]) -> list[tuple[int, str]]:
+    """Status and text of the answers to requests sent side by side, by a process of its own: it must not delay ours."""
     command = [sys.executable, "-c", SENDER, f"{server.url}/v1/completions", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return [(status, text) for status, text in json.loads(done.stdout)]
@@ -169,12 +176,13 @@ def serials() -> Iterator[int]:
 def test_nobody_waits_for_a_bomb(served: Server, serials: Iterator[int], tmp_path: Path, name: str) -> None:
     engine, more = served.children["engine"], []
     for _ in range(ROUNDS):
+        harmless = write(tmp_path, [{"seed": 1}] * COPIES)
         with Victim(served) as calm:
-            send(served, tmp_path, [{"seed": 1}] * COPIES)
-        bombs = [BOMBS[name](next(serials)) for _ in range(COPIES)]
+            send(served, harmless)
+        bombs = write(tmp_path, [BOMBS[name](next(serials)) for _ in range(COPIES)])
         with Victim(served) as victim:
             start = time.perf_counter()
-            answers = send(served, tmp_path, bombs)
+            answers = send(served, bombs)
             seconds = time.perf_counter() - start
         more.append(max(victim.gaps) - max(calm.gaps))
         statuses = [status for status, _ in answers]

@@ -15,7 +15,10 @@ from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, Sched
 from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Outputs, Request
 from bough.base.params import SamplingParams
+from bough.device.ops.registry import resolve_ops
+from bough.device.platform.cpu import CpuPlatform
 from bough.engine.build import EngineCore, build
+from tests.grammar.conftest import NEEDS_XGRAMMAR
 from tests.grammar.schemas import constraint, drawn
 
 CONTEXT = 1024
@@ -27,6 +30,7 @@ SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "logprobs": 0, "repetition_penalty": 1.1, "stop": ("on", "}}")},
     {"temperature": 1.0, "seed": 4, "min_tokens": 5, "stop_token_ids": (40, 60)},
 )
+FLOAT32 = ("float32", "none", "auto")
 REASONING = {
     4: Reasoning(end=(30, 31), budget=3),
     5: Reasoning(end=(30, 31), budget=0),
@@ -57,11 +61,13 @@ class Told:
         return repr(vars(self))
 
 
-def engine(model: Path, **schedule: Any) -> EngineCore:
+def engine(model: Path, form: tuple[str, str, str] = FLOAT32, **schedule: Any) -> EngineCore:
+    """``form``: dtype, bits of the weights, dtype of the pool."""
     options = {"max_running": 16, "step_tokens": 64, "depth": 0, **schedule}
+    dtype, quantize, kv_dtype = form
     return build(Config(
-        model=ModelConfig(path=str(model), dtype="float32"),
-        kv=KVConfig(pool_tokens=4096),
+        model=ModelConfig(path=str(model), dtype=dtype, quantize=quantize),
+        kv=KVConfig(pool_tokens=4096, kv_dtype=kv_dtype),
         schedule=ScheduleConfig(**options),
         device=DeviceConfig(kernels="auto"),
     ))  # fmt: skip
@@ -109,11 +115,13 @@ def texts(core: EngineCore, model: Path, told: dict[str, Told]) -> dict[str, str
     return {rid: tokenizer.decode(reader.tokens) for rid, reader in told.items()}
 
 
-def check(model: Path, requests: list[Request], configurations: list[dict[str, Any]]) -> None:
+def check(
+    model: Path, requests: list[Request], configurations: list[dict[str, Any]], form: tuple[str, str, str] = FLOAT32
+) -> None:
     """All configurations tell the same, and what is complete validates."""
     reference: dict[str, Told] | None = None
     for schedule in configurations:
-        core = engine(model, **schedule)
+        core = engine(model, form, **schedule)
         try:
             told, _ = run(core, requests)
             if reference is None:
@@ -141,6 +149,32 @@ def check(model: Path, requests: list[Request], configurations: list[dict[str, A
     assert complete > len(requests) // 5
 
 
+@NEEDS_XGRAMMAR
+def test_xgrammar_validates_too(model: Path) -> None:
+    check(model, requests_of(range(30), 1), [{"grammar_backend": "xgrammar", "depth": depth} for depth in (0, 1)])
+
+
+def test_a_backend_is_one_file(model: Path) -> None:
+    import tests.grammar.trie  # noqa: F401  # registers itself
+
+    core = engine(model, depth=1, grammar_backend="trie")
+    requests = [
+        Request(
+            rid=str(i), ids=np.array([5, 6 + i], "<i4").tobytes(), params=SamplingParams(max_tokens=40, **way),
+            constraint=Constraint(kind="choice", text='["the cat", "the dog", "é"]'),
+        )
+        for i, way in enumerate(SAMPLING[:3])
+    ]  # fmt: skip
+    requests.append(msgspec.structs.replace(requests[0], rid="bad", constraint=Constraint(kind="regex", text="a")))
+    try:
+        told, _ = run(core, requests)
+    finally:
+        core.close()
+    said = texts(core, model, told)
+    assert {said[str(i)] for i in range(3)} <= {"the cat", "the dog", "é"}
+    assert told["bad"].finish is not None and told["bad"].finish.status == 400
+
+
 def test_jumping_changes_nothing(model: Path) -> None:
     off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
     check(model, requests_of(range(30), 1), [off, on, {"depth": 1, **on}, {"depth": 1, "step_tokens": 17, **on}])
@@ -151,6 +185,16 @@ def test_jumping_changes_nothing(model: Path) -> None:
 def test_jumping_changes_nothing_on_many_schemas(model: Path, begin: int) -> None:
     off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
     check(model, requests_of(range(begin, begin + 40), 2), [off, on, {"depth": 1, **on}, {"depth": 1, **off}])
+
+
+@pytest.mark.parametrize(
+    "form", [("bfloat16", "none", "auto"), ("bfloat16", "int8", "int8"), ("bfloat16", "int4", "auto")], ids="-".join
+)
+def test_jumping_changes_no_bit_of_rounded_models(model: Path, form: tuple[str, str, str]) -> None:
+    if resolve_ops("auto").name == "reference" or "amx_bf16" in CpuPlatform().features():
+        pytest.skip("torch multiplies here in bfloat16, in an order that depends on the number of rows")
+    off, on = {"jump_forward": "off"}, {"jump_forward": "on"}
+    check(model, requests_of(range(30), 1), [off, on, {"depth": 1, **on}], form)
 
 
 def test_forced_tokens_cost_no_steps(model: Path) -> None:
@@ -198,8 +242,9 @@ def test_the_budget_ends_reasoning_that_the_model_begins(model: Path, opens: boo
     assert (refusal := told["bad"].finish) is not None and refusal.status == 400
 
 
-def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path) -> None:
-    core = engine(model, depth=1)
+@pytest.mark.parametrize("backend", ["llguidance", pytest.param("xgrammar", marks=NEEDS_XGRAMMAR)])
+def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path, backend: str) -> None:
+    core = engine(model, depth=1, grammar_backend=backend)
     bad = [
         Constraint(kind="regex", text="(?=a)b"), Constraint(kind="regex", text="("),
         Constraint(kind="json_schema", text='{"uniqueItems": true}'), Constraint(kind="json_schema", text="{"),

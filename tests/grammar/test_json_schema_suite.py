@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from .conftest import NEEDS_XGRAMMAR
+
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT.parent / "shared/data/quality/json_schema_test_suite.tar.xz"
 
@@ -30,6 +32,16 @@ def test_nothing_invalid_is_accepted(script: ModuleType) -> None:
     assert sum(row.invalid for row in rows) > 900 and sum(row.valid for row in rows) > 900
     assert [hole for row in rows for hole in row.holes] == []
     assert script.page(found) + "\n" == (ROOT / "docs/json_schema.md").read_text()
+
+
+@NEEDS_XGRAMMAR
+@pytest.mark.slow
+def test_nor_by_xgrammar(script: ModuleType) -> None:
+    if not SUITE.exists():
+        pytest.skip(f"the suite is not at {SUITE}")
+    rows = [row for keywords in script.measure(SUITE, "xgrammar").values() for row in keywords.values()]
+    assert sum(row.invalid for row in rows) > 900 and sum(row.accepted for row in rows) > 850
+    assert [hole for row in rows for hole in row.holes] == []
 
 
 def test_the_script_finds_holes(script: ModuleType, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": {"base", "text", "grammar", "media", "engine"},
     "router": {"base"},
     "lang": {"base"},
+    "compat": {"base", "lang"},
     "sim": {"base", "kv", "scheduler", "router"},
     "bench": {"base", "engine", "sim", "scheduler", "kv", "grammar"},
     "cli": {*HOST, *DEVICE, "engine", "server", "router", "lang", "sim", "bench"},

@@ -54,6 +54,10 @@ CASES = {
     "qwen2": Case("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2-window": Case("qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "qwen3": Case("qwen3", {"head_dim": 32}),
+    # Of random experts that score nearly alike, a rounding chooses.
+    "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
+    "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
+    "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
     "gemma2": Case("gemma2", {
         "head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 10.0,
@@ -83,10 +87,6 @@ CASES = {
     "glm4": Case("glm4", {"head_dim": 32}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
-    # Of random experts that score nearly alike, a rounding chooses.
-    "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
-    "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
-    "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
 }  # fmt: skip
 
 

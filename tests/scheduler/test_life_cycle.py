@@ -24,6 +24,7 @@ from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
 from bough.scheduler.req import Req, Status
 from bough.sim.device import FakeDevice
+from tests.sim.adapters import FakeAdapters
 from tests.sim.oracle import EOS, NAMESPACES, VOCAB, Expected, expect, root_of
 
 from .world import MODEL, request
@@ -192,6 +193,7 @@ class LifeMachine(RuleBasedStateMachine):
             draw=lambda: self.seed,
             stop_matcher=stop_matcher,
             gates=(self.gate,),
+            adapters=FakeAdapters(1),
         )
 
     # -- the device

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from .scripted import Running, running_server
+from .scripted import PATIENCE, Running, running_server
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def server() -> Iterator[Running]:
 
 @pytest.fixture
 def http(server: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         yield client
 
 

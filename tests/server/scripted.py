@@ -58,6 +58,8 @@ T = TypeVar("T")
 
 MODEL = "scripted"
 CONTEXT = 4096
+PATIENCE = 120.0
+"""Most seconds for what takes none, where other processes have the machine meanwhile."""
 EOS = "<|end|>"
 WORDS = ("the ", "cat ", "sat ", "on ", "a ", "mat, ", "then ", "it ", "ran. ", "é", "日", "\n")
 TEMPLATE = (
@@ -330,7 +332,7 @@ class Running:
     port: int
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE)
 
     def call(self, function: Callable[[], T]) -> T:
         async def work() -> T:
@@ -383,7 +385,7 @@ def running_server(
 
     worker = threading.Thread(target=thread)
     worker.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE)
     try:
         yield box[0]
     finally:
@@ -393,7 +395,7 @@ def running_server(
         folder.cleanup()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> float:
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> float:
     """Wait until ``condition`` holds; how long that took. Fails after ``seconds``."""
     started = time.monotonic()
     while not condition():

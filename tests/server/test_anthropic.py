@@ -85,6 +85,7 @@ def test_stream_events(server: Running, client: anthropic.Anthropic) -> None:
     events = list(
         client.messages.create(model=MODEL, max_tokens=2000, messages=ASK, tools=[TOOL], thinking=thinking, stream=True)
     )
+    assert server.client.seen[-1].reasoning.budget == 1024
     kinds = [event.type for event in events]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 3

@@ -28,7 +28,7 @@ from bough.server.auth import Keyring, is_loopback, read_keys
 from bough.server.process import load, make_server, operate
 from bough.server.service import Service
 
-from .scripted import ScriptedClient, make_config, make_engine, running_server, wait_for
+from .scripted import PATIENCE, ScriptedClient, make_config, make_engine, running_server, wait_for
 
 KEYS = """
 [keys.alice]
@@ -94,7 +94,9 @@ def test_every_route_but_the_public_ones_asks_for_a_key(
     if scope == "admin":
         forbidden = guarded.request(method, path, headers=bearer("sk-alice"))
         assert forbidden.status_code == 403 and forbidden.json()["error"]["type"] == "permission_error"
-        assert guarded.request(method, path, headers=bearer("sk-root")).status_code == 200
+        # Those that need a body find none.
+        status = 400 if "lora_adapter" in path else 200
+        assert guarded.request(method, path, headers=bearer("sk-root")).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_tenants_share_nothing(key_file: Path) -> None:
 
         # Ids of requests too: the same one twice, and each tenant aborts its own.
         async def both() -> None:
-            async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE) as client:
                 body = {
                     "text": "endless",
                     "rid": "same",
@@ -333,7 +335,7 @@ def test_the_operators_socket(tmp_path: Path) -> None:
 
 
 def test_flush_says_when_something_stays() -> None:
-    with running_server(0.01) as server, httpx.Client(base_url=server.url, timeout=20) as http:
+    with running_server(0.01) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as http:
         endless = {"max_new_tokens": 3000, "ignore_eos": True}
         body = json.dumps({"text": "hello", "rid": "endless", "sampling_params": endless, "stream": True})
         with http.stream("POST", "/generate", content=body) as stream:

@@ -158,7 +158,8 @@ def test_every_route_has_a_scope() -> None:
         "/", "/health", "/livez", "/readyz", "/health_generate", "/metrics",
     }  # fmt: skip
     assert {path for (_, path), scope in scopes.items() if scope == "admin"} == {
-        "/flush_cache", "/server_info", "/get_server_info",
+        "/flush_cache", "/server_info", "/get_server_info", "/load_lora_adapter", "/unload_lora_adapter",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
     }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .scripted import CONTEXT, MODEL, Running, expected_text, make_tokenizer, script
+from .scripted import CONTEXT, EOS, MODEL, Running, expected_text, make_tokenizer, script
 
 
 def ids(text: str) -> list[int]:
@@ -119,6 +119,15 @@ def test_salts_do_not_collide(server: Running, http: httpx.Client) -> None:
     ({"text": "a", "image_data": "x"}, "image_data"), ({"text": "a", "lora_path": "x"}, "lora_path"),
     ({"text": ["a", "b"], "rid": ["x"]}, "rid"), ({"text": ["a", "b"], "rid": ["x", "x"]}, "rid"),
     ({"text": ["a", "b"], "return_logprob": [True]}, "return_logprob"),
+    *(({"text": ["a", "b"], name: [value] * n}, name) for n in (1, 3) for name, value in (
+        ("sampling_params", {}), ("return_logprob", True), ("logprob_start_len", 0), ("top_logprobs_num", 1),
+        ("extra_key", "a"), ("cache_salt", "a"),
+    )),
+    *(({"text": "a", name: value}, name) for name, value in (
+        ("return_entropy", True), ("return_sampling_mask", True), ("lora_id", "x"), ("modalities", ["image"]),
+        ("mm_hashes", ["x"]), ("bootstrap_host", "h"), ("bootstrap_port", 1), ("bootstrap_room", 1),
+        ("bootstrap_pair_key", "k"), ("sampling_logprobs_mode", "raw"), ("return_bytes", True),
+    )),
     ({"text": "a", "return_logprob": True, "logprob_start_len": 9}, "logprob_start"),
     ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "token_ids_logprob": [10**6]}, "logprob_token_ids"),
@@ -127,6 +136,29 @@ def test_refusals_name_the_field(http: httpx.Client, body: Any, param: str) -> N
     answer = http.post("/generate", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
+
+
+def test_prompt_ids_come_back(http: httpx.Client) -> None:
+    body = {"text": ["ab", "c"], "sampling_params": [{"max_new_tokens": 1, "n": 2}] * 2, "modalities": ["text"]}
+    answers = http.post("/generate", json=body | {"return_prompt_token_ids": True}).json()
+    assert [answer["prompt_token_ids"] for answer in answers] == [ids("ab"), ids("ab"), ids("c"), ids("c")]
+    assert "prompt_token_ids" not in http.post("/generate", json=body).json()[0]
+    body = {"model": MODEL, "prompt": "ab", "max_tokens": 1, "return_prompt_token_ids": True}
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert choice["prompt_token_ids"] == ids("ab") and "token_ids" not in choice
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "return_prompt_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    assert answer["prompt_token_ids"] and "token_ids" not in answer["choices"][0]
+
+
+def test_nothing_is_put_between_special_tokens(server: Running, http: httpx.Client) -> None:
+    text = f"a{EOS} {EOS}{EOS}b"
+    for spaces in (True, False, None):
+        server.client.answer_next = text
+        sampling = {"max_new_tokens": 30, "skip_special_tokens": False, "spaces_between_special_tokens": spaces,
+                    "ignore_eos": True}  # fmt: skip
+        answer = http.post("/generate", json={"text": "x", "sampling_params": sampling}).json()
+        assert answer["text"].startswith(text)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])

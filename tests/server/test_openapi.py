@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from .scripted import Running
+from .scripted import PATIENCE, Running
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -43,7 +43,7 @@ def checked(operation: Any, base_url: str) -> Callable[[], None]:
                 if isinstance(body, dict):
                     for name in LONG:
                         body.pop(name, None)
-        answer = case.call(base_url=base_url, timeout=20)
+        answer = case.call(base_url=base_url, timeout=PATIENCE)
         assert answer.status_code < 500 and answer.status_code != 422, answer.text
         if answer.status_code >= 400:
             error = answer.json()["error"]

@@ -12,7 +12,7 @@ import numpy as np
 import openai
 import pytest
 
-from .scripted import MODEL, Running, make_tokenizer, pooled_vector, running_server
+from .scripted import MODEL, PATIENCE, Running, make_tokenizer, pooled_vector, running_server
 
 TEXTS = ["the cat sat", "the dog", "日本"]
 
@@ -20,14 +20,14 @@ TEXTS = ["the cat sat", "the dog", "日本"]
 @pytest.fixture(scope="module")
 def classifier() -> Iterator[httpx.Client]:
     with running_server(labels=("bad", "good", "odd")) as running:
-        with httpx.Client(base_url=running.url, timeout=20) as client:
+        with httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
             yield client
 
 
 @pytest.fixture(scope="module")
 def encoder() -> Iterator[httpx.Client]:
     with running_server(labels=("relevant",)) as running:
-        with httpx.Client(base_url=running.url, timeout=20) as client:
+        with httpx.Client(base_url=running.url, timeout=PATIENCE) as client:
             yield client
 
 

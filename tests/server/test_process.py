@@ -38,16 +38,17 @@ from bough.engine.driver import Driver
 from bough.engine.ipc import RouterPort
 from bough.engine.launch import Launch
 
-from .scripted import make_config, make_tokenizer, wait_for
+from .scripted import PATIENCE, make_config, make_tokenizer, wait_for
 
 
 class Echo:
-    """A scheduler whose sequences repeat their prompt's last token, one each 5 ms."""
+    """A scheduler whose sequences repeat their prompt's last token, one each 5 ms; the last one when they may end."""
 
     def __init__(self) -> None:
         self.outbox: list[FromEngine] = []
         self.running: dict[str, tuple[Request, int]] = {}
         self.steps = 0
+        self.may_end = threading.Event()
 
     @property
     def idle(self) -> bool:
@@ -73,6 +74,8 @@ class Echo:
         self.steps += 1
         for rid, (request, n) in list(self.running.items()):
             last = n + 1 == request.params.max_tokens
+            if last and not self.may_end.is_set():
+                continue
             token = int(request.prompt[-1])
             finish = Finish("length") if last else None
             self.outbox.append(Outputs([Output(rid, n, [token], len(request.prompt), 0, finish)]))
@@ -129,7 +132,7 @@ class Api:
 
     def answers(self, path: str, status: int) -> bool:
         try:
-            return httpx.get(self.url + path, timeout=5).status_code == status
+            return httpx.get(self.url + path, timeout=PATIENCE).status_code == status
         except httpx.HTTPError:
             return False
 
@@ -145,50 +148,52 @@ class Api:
 
 @pytest.fixture
 def api(run_dir: Path) -> Iterator[Api]:
-    made = Api(make_config(grace=5.0), run_dir)
+    made = Api(make_config(grace=PATIENCE), run_dir)
     yield made
     made.close()
 
 
 def test_before_the_engine_is_there(api: Api) -> None:
-    wait_for(lambda: api.answers("/health", 200), 20)
+    wait_for(lambda: api.answers("/health", 200))
     unready = httpx.get(api.url + "/readyz")
     assert unready.status_code == 503 and "loading" in unready.json()["problems"][0]
     answer = httpx.post(api.url + "/v1/completions", json={"prompt": "a"})
     assert answer.status_code == 503 and "retry-after" in answer.headers
     api.process.send_signal(signal.SIGTERM)
-    assert api.process.wait(5) == 0
+    assert api.process.wait(PATIENCE) == 0
 
 
 def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
     make_tokenizer()._full.save(str(tmp_path / "tokenizer.json"))
-    driver = Driver(Core(tmp_path), RouterPort(run_dir))
+    core = Core(tmp_path)
+    driver = Driver(core, RouterPort(run_dir))
     engine = threading.Thread(target=driver.run)
     engine.start()
     try:
-        wait_for(lambda: api.answers("/readyz", 200), 20)
+        wait_for(lambda: api.answers("/readyz", 200))
         assert os.read(api.report, 100) == b"ready"
         body = {"prompt": "abc", "max_tokens": 100, "stream": True}
-        with httpx.stream("POST", api.url + "/v1/completions", json=body, timeout=20) as stream:
+        with httpx.stream("POST", api.url + "/v1/completions", json=body, timeout=PATIENCE) as stream:
             lines = stream.iter_lines()
             first = next(lines)
             assert '"text":"c"' in first
             api.process.send_signal(signal.SIGTERM)
             wait_for(lambda: api.answers("/readyz", 503))
-            refused = httpx.post(api.url + "/v1/completions", json={"prompt": "a"})
+            refused = httpx.post(api.url + "/v1/completions", json={"prompt": "a"}, timeout=PATIENCE)
             assert refused.status_code == 503 and refused.headers["connection"] == "close"
+            core.scheduler.may_end.set()
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
         chunks = [json.loads(line.removeprefix("data: ")) for line in (first, *rest[:-1])]
         # However the tokens were grouped into chunks.
         assert len("".join(chunk["choices"][0]["text"] for chunk in chunks)) == 100
-        assert api.process.wait(5) == 0
+        assert api.process.wait(PATIENCE) == 0
         assert api.process.stdout is not None
         shown = api.process.stdout.read().decode()
         assert f"curl {api.url}/v1/chat/completions" in shown
     finally:
         driver.stop()
-        engine.join(5)
+        engine.join(PATIENCE)
 
 
 def test_no_torch_in_the_api_process() -> None:

@@ -156,12 +156,35 @@ def test_asynchronously(server: Running) -> None:
     asyncio.run(main())
 
 
+def test_truncation_drops_the_beginning(server: Running, client: openai.OpenAI) -> None:
+    turns: Any = [{"role": "user", "content": f"{i:03} " + "x" * 96} for i in range(100)]
+    turns[70:70] = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "y" * 500},
+    ]
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.responses.create(model=MODEL, input=turns, instructions="be", max_output_tokens=5)
+    answer = client.responses.create(
+        model=MODEL, input=turns, instructions="be", max_output_tokens=5, truncation="auto"
+    )
+    assert answer.truncation == "auto" and len(client.responses.input_items.list(answer.id, limit=100).data) == 100
+    prompt = make_tokenizer().decode(server.client.seen[-1].prompt.tolist(), skip_special=False)
+    kept = 4096 - 5 - len("<|system|>be<|end|><|assistant|>")
+    assert prompt.startswith(f"<|system|>be{EOS}<|user|>0") and prompt.endswith(f"x{EOS}<|assistant|>")
+    first = int(prompt.partition("<|user|>")[2][:3])
+    assert "099 " in prompt and 55 < first < 80 and kept - 220 < len(server.client.seen[-1].prompt) <= 4091
+    # An output whose call was dropped is dropped with it.
+    assert ("y" in prompt) == (first < 70)
+    short = client.responses.create(model=MODEL, input="hello", max_output_tokens=5, truncation="auto")
+    assert short.output_text == expected_text(ids(PROMPT), 5)
+
+
 @pytest.mark.parametrize(("body", "param"), [
     ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input"), ({}, None),
     ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
     ({"input": "a", "conversation": "c"}, "conversation"), ({"input": "a", "prompt": {"id": "p"}}, "prompt"),
     ({"input": "a", "background": True, "store": False}, "background"),
-    ({"input": "a", "truncation": "auto"}, "truncation"), ({"input": "a", "include": ["x"]}, "include"),
+    ({"input": "a", "include": ["x"]}, "include"), ({"input": "x" * 5000, "truncation": "auto"}, "input"),
     ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens"), ({"input": "a", "temperature": 9}, "temperature"),
     ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0]"),
     ({"input": [{"role": "king", "content": "a"}]}, "input"), ({"input": "x" * 5000}, "input"),

@@ -179,6 +179,30 @@ def test_thinking_budget(hermes: Running, client: openai.OpenAI, name: str) -> N
             client.chat.completions.create(**fields)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+def test_thinking_budget_of_a_bare_prompt(hermes: Running, path: str) -> None:
+    decode = make_tokenizer().decode
+
+    def reasoning(prompt: str, **fields: Any) -> Any:
+        rid = f"bare-{next(_numbers)}"
+        sampling = fields.pop("sampling", {})
+        body = {"text": prompt, "sampling_params": sampling} if path == "/generate" else {"prompt": prompt, **sampling}
+        assert httpx.post(hermes.url + path, json={**body, **fields, "rid": rid}).status_code == 200
+        return next(r for r in hermes.client.seen if r.rid == rid).reasoning
+
+    for name in ("thinking_token_budget", "max_thinking_tokens"):
+        found = reasoning("so <think>\n", **{name: 7})
+        assert (found.budget, found.begin, decode(found.end)) == (7, (), "</think>")
+        found = reasoning("so", **{name: 0})
+        assert (found.budget, decode(found.begin)) == (0, "<think>")
+        assert reasoning("<think>so</think>", **{name: 7}) is None
+    constrained = {"regex": "[a-z ]*"}
+    assert reasoning("so <think>\n", sampling=constrained) is None
+    if path == "/generate":
+        found = reasoning("so <think>\n", sampling=constrained, require_reasoning=True)
+        assert (found.budget, found.begin, decode(found.end)) == (None, (), "</think>")
+
+
 def test_thinking_budget_of_a_model_that_does_not_think() -> None:
     with running_server(tool_parser="none", reasoning_parser="none") as running:
         body = {"model": MODEL, "messages": ASK, "thinking_token_budget": 5}

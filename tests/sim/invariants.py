@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +14,8 @@ from bough.kv.radix import RadixTree
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.req import Status
 
+from .adapters import NAMES as ADAPTERS
+from .adapters import VERSIONS
 from .oracle import NAMESPACES, root_of
 from .pipeline import Pipeline, require
 
@@ -22,7 +25,13 @@ if TYPE_CHECKING:
 U64 = NDArray[np.uint64]
 _GOLDEN, _A, _B = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _1 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(1)
-_ROOTS = {ns: root_of(i) for i, ns in enumerate(NAMESPACES)}
+_ROOTS = {
+    msgspec.structs.replace(ns, adapter=f"{name}@{version}"): root_of(i, name)
+    for i, ns in enumerate(NAMESPACES)
+    if ns.adapter
+    for name in ADAPTERS
+    for version in VERSIONS
+} | {ns: root_of(i) for i, ns in enumerate(NAMESPACES)}
 
 
 def mix_all(states: U64, values: U64) -> U64:

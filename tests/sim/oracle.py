@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,9 +26,10 @@ NAMESPACES = (
 """The seed of every request says modulo eight which of them it is in, so that the device knows it too."""
 
 
-def root_of(seed: int) -> int:
-    """The state before the first token; each namespace has its own."""
-    return mix(0x5EED, seed % len(NAMESPACES))
+def root_of(seed: int, adapter: str = "") -> int:
+    """The state before the first token; each namespace has its own, and each adapter in it."""
+    root = mix(0x5EED, seed % len(NAMESPACES))
+    return root if adapter in ("", "a") else mix(root, zlib.crc32(adapter.encode()))
 
 
 def text_of(token: int) -> str:
@@ -108,7 +110,7 @@ class Expected:
 def expect(request: Request, seed: int, most: int = CONTEXT) -> Expected:
     """The answer to ``request``; ``most`` bounds prompt and answer where it asks for no length."""
     params, prompt = request.params, request.prompt.tolist()
-    state = root_of(seed)
+    state = root_of(seed, request.namespace.adapter)
     prompt_logprobs: list[tuple[int, float]] = []
     for position, token in enumerate(prompt):
         if position and params.prompt_logprobs is not None and position >= params.logprob_start:

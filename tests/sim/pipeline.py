@@ -11,6 +11,7 @@ import numpy as np
 from bough.base.plan import Ints, Masks, StepPlan, StepResult
 from bough.sim.device import FakeDevice, Launched
 
+from .adapters import FakeAdapters
 from .oracle import CONTEXT, VOCAB, root_of
 from .script import Arrive, Settings
 
@@ -83,9 +84,12 @@ class Pipeline:
             settings.max_running,
             CONTEXT,
             VOCAB,
-            root=lambda init: root_of(init.seed),
+            root=lambda init: root_of(init.seed, self.adapters.held.get(init.adapter, "").partition("@")[0]),
             fault=self._look,
         )
+        self.adapters = FakeAdapters(1)
+        self._adapted: dict[int, tuple[int, str]] = {}
+        """By row: the place of its adapter, and what was there when it was admitted."""
         self.crc = 0
         """Checksum of all plans so far."""
         self.launches = 0
@@ -184,12 +188,20 @@ class Pipeline:
         require(0 <= min(out) and max(out) < settings.n_cells, "plan", "a loc is outside the pool")
         for row in plan.released.tolist():
             require(self._on_row.pop(row, None), "rows", "row {} is released and was not admitted", row)
+            self._adapted.pop(row, None)
         for init in plan.admitted:
             require(init.row not in self._on_row, "rows", "row {} is admitted while it is taken", init.row)
             self._on_row[init.row] = self._arrivals[init.seed]
             self._lengths[init.row] = len(init.prefix_locs)
+            name = self._arrivals[init.seed].request.namespace.adapter
+            held = self.adapters.held.get(init.adapter, "")
+            require(held.partition("@")[0] == name, "adapter", "row {} has {} and not {}", init.row, held, name)
+            if name:
+                self._adapted[init.row] = init.adapter, held
         for row, start, n in zip(rows, plan.start.tolist(), plan.n_new.tolist()):
             require(row in self._on_row, "rows", "row {} is planned and was not admitted", row)
+            place, held = self._adapted.get(row, (-1, ""))
+            require(self.adapters.held.get(place, "") == held, "adapter", "row {} has lost {}", row, held)
             require(start == self._lengths[row], "plan", "row {} has {} tokens, not {}", row, self._lengths[row], start)
             self._lengths[row] = start + n
 

@@ -779,8 +779,8 @@ GRAMMAR = (
         "with overlap, masks were made before the token before was known",
         Scheduler,
         "_launch",
-        "while self._in_flight:",
-        "while False:",
+        "self._commit_all()",
+        "pass",
     ),
     _bug(
         "forced_tokens_unknown_to_matcher",
@@ -885,8 +885,8 @@ GRAMMAR = (
         "the matcher failed and the answer was cut off as if it were complete",
         Constraints,
         "accept",
-        "self.jump(req)\n    return req.guide.matcher.error()",
-        "self.jump(req)",
+        "req.guide.runs += self.jump(req)\n    return req.guide.matcher.error()",
+        "req.guide.runs += self.jump(req)",
     ),
     _bug(
         "reasoning_ends_the_answer",

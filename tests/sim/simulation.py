@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from bough.base.config import ScheduleConfig
-from bough.base.errors import InvalidRequest
+from bough.base.errors import InvalidRequest, NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
 from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.base.messages import EndProgram as EndProgramMessage
 from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager
 from bough.scheduler.gates import GateState
@@ -25,12 +26,14 @@ from bough.scheduler.req import Req, Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 
+from .adapters import BROKEN, FakeAdapters
 from .fairness import Fairness
 from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
-from .script import Abort, Arrive, Control, Event, Fault, Jump, Script
+from .programs import Accounts
+from .script import Abort, Arrive, Control, EndProgram, Event, Fault, Jump, Operate, Script
 
 MODEL = ModelInfo(
     name="fake", path="", architecture="fake", vocab_size=VOCAB, context_length=CONTEXT, eos_ids=EOS, dtype="none",
@@ -101,12 +104,14 @@ class Simulation:
         self._settings = settings
         self._trace = trace
         self._events = list(reversed(script.events))
+        self._pins = any(isinstance(e, Operate) and e.pinned for e in script.events)
         self.arrivals = {e.seed: e for e in script.events if isinstance(e, Arrive)}
         self.now = 0.0
         self.steps = 0
         self.readers: dict[str, Reader] = {}
         self.ended: list[Reader] = []
         self.crc = 0
+        self.accounts = Accounts()
         self.kv = KVManager(
             n_tokens=settings.n_cells,
             page_size=settings.page_size,
@@ -116,6 +121,7 @@ class Simulation:
             cache=cast(CacheKind, settings.cache),
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
+        self.pipeline.adapters = FakeAdapters(settings.adapter_places, lambda: self.steps, settings.slow_adapters)
         self._poison_what_is_freed()
         self.background = Background(lambda: self.steps)
         self.gates = [ScriptedGate(i, self.arrivals, self) for i in range(2)]
@@ -141,6 +147,7 @@ class Simulation:
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
             compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit),
+            adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
@@ -148,7 +155,10 @@ class Simulation:
         self._held_back: list[Arrive] = []
         self._quiet = self._barren = self._readings = 0
         self._rejected = 0
+        self._arriving = ""
         self._controls = 0
+        self._loads: set[int] = set()
+        """Commands to load an adapter that wait for their reply."""
 
     # -- the run
 
@@ -157,6 +167,7 @@ class Simulation:
         while self._events or self._held_back or not self.scheduler.idle:
             self.step()
         require(not self.readers, "I10 drain", "the scheduler is idle and owes {} an end", list(self.readers))
+        require(not self._loads, "I10 drain", "the commands {} have no reply", self._loads)
         self._checker.drained(self)
         self._add_up()
         return zlib.crc32(self.pipeline.crc.to_bytes(8, "little"), self.crc)
@@ -189,8 +200,12 @@ class Simulation:
                 self._abort(*rids)
             case Control(op=op):
                 self._control(op)
+            case Operate():
+                self._operate(event)
             case Jump(seconds=seconds):
                 self.now += seconds
+            case EndProgram(tenant=tenant, program=program, abort=abort):
+                self._end_program(tenant, program, abort)
             case Fault(when=when):
                 self.pipeline.fault = when
 
@@ -208,20 +223,25 @@ class Simulation:
         self.readers[request.rid] = reader
         waiting = len(scheduler._queue) + len(scheduler._gates)
         text = request.constraint.text if request.constraint is not None else ""
-        hopeless = self.background.known_failure(text)
+        hopeless = self.background.known_failure(text) or self.accounts.refuses(request)
         self._seed, self.background.expected = arrival.seed, text
         scheduler.receive(request)
         self._seed = None
+        self._arriving = request.rid
         self._read()
+        self._arriving = ""
         status = reader.finish.status if reader.finish is not None else 200
         need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
         if waiting >= self._settings.queue_requests:
             require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
         elif need > most or _refused_by_gates(arrival) or hopeless:
-            require(status == 400, "I8 refusal", "{} got {}", request.rid, status)
-        else:
+            missing = request.namespace.adapter == BROKEN or self._pins
+            require(status == 400 or missing, "I8 refusal", "{} got {}", request.rid, status)
+        elif request.namespace.adapter != BROKEN and not self._pins:
             require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
         self._rejected += status != 200
+        if reader.finish is None:
+            self.accounts.arrived(request)
 
     def _abort(self, *rids: str) -> None:
         """Abort, twice; the terminal event is there at once."""
@@ -234,6 +254,17 @@ class Simulation:
         for rid in rids:
             require(rid not in self.readers, "abort", "{} goes on after an abort", rid)
 
+    def _end_program(self, tenant: str, program: str, abort: bool) -> None:
+        """Close it; with an abort, the terminal events of all its requests are there at once, and only theirs."""
+        members = self.accounts.closed((tenant, program))
+        before = len(self.readers)
+        for rid in members if abort else ():
+            self.readers[rid].aborted = True
+        self.scheduler.receive(EndProgramMessage(tenant, program, abort))
+        self._read()
+        left = before - (len(members) if abort else 0)
+        require(len(self.readers) == left, "abort", "{} go on of the program {}", list(self.readers), program)
+
     def _control(self, op: str) -> None:
         self._controls += 1
         if op == "abort_all":
@@ -241,7 +272,8 @@ class Simulation:
                 reader.aborted = True
         locked = self.kv.usage().locked
         self.scheduler.receive(ControlMessage(self._controls, op))  # type: ignore[arg-type]
-        replies = [m for m in self.scheduler.outbox if isinstance(m, ControlReply)]
+        outbox = self.scheduler.outbox
+        replies = [m for m in outbox if isinstance(m, ControlReply) and m.id == self._controls]
         require([(r.id, r.ok) for r in replies] == [(self._controls, True)], "control", "{}: {}", op, replies)
         self._read()
         if op == "abort_all":
@@ -250,12 +282,26 @@ class Simulation:
             usage = self.kv.usage()
             require(usage.tree == usage.locked == locked, "flush", "{} were locked, now {}", locked, usage)
 
+    def _operate(self, event: Operate) -> None:
+        self._controls += 1
+        args = {"name": event.name}
+        if event.op == "load_adapter":
+            args |= {"path": event.name, "pinned": "true" if event.pinned else "false"}
+            self._loads.add(self._controls)
+        try:
+            self.scheduler.receive(ControlMessage(self._controls, event.op, args))
+        except (InvalidRequest, NotFound):  # loaded already, or not loaded
+            self._loads.discard(self._controls)
+        self._read()
+
     # -- what clients read
 
     def _read(self) -> int:
         """Take the outbox; returns how much news there was."""
         news = 0
         for message in self.scheduler.outbox:
+            if isinstance(message, ControlReply):
+                self._loads.discard(message.id)
             if isinstance(message, Outputs):
                 for output in message.items:
                     self._take(output)
@@ -278,6 +324,8 @@ class Simulation:
         reader.prompt_logprobs += [(p.token, p.logprob) for p in output.prompt_logprobs or ()]
         reader.n_cached = output.n_cached
         self._compare(rid, reader, output)
+        if rid != self._arriving:
+            self.accounts.took(reader.arrival.request, len(output.tokens))
         if output.finish is not None:
             reader.finish = output.finish
             del self.readers[rid]
@@ -315,6 +363,9 @@ class Simulation:
 
     def _judge(self, rid: str, reader: Reader, finish: Finish) -> None:
         expected, arrival = reader.expected, reader.arrival
+        request = arrival.request
+        if request.rid != self._arriving and self.accounts.finished(request, finish.message):
+            return
         match finish.kind:
             case "abort":
                 require(reader.aborted, "I8 finish", "{} was aborted by nobody", rid)
@@ -344,6 +395,10 @@ class Simulation:
         elif "automaton" in finish.message:
             text = arrival.request.constraint.text if arrival.request.constraint else ""
             require(self.background.known_failure(text), "I8 grammar", "{}: its compile did not fail", rid)
+        elif "adapter" in finish.message:
+            named, pins = arrival.request.namespace.adapter, self._pins
+            right = bool(named) and (pins if "pinned" in finish.message else named == BROKEN)
+            require(right, "I8 finish", "{}: {} for {}", rid, finish, named)
         elif finish.status == 500:
             owner = f"{rid}/{arrival.seed}"
             blamed = owner in self.pipeline.blamed or self.pipeline.failures.get(owner, 0) >= MAX_FAILURES

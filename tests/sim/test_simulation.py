@@ -18,7 +18,7 @@ from bough.sim.device import mix
 from .invariants import mix_all
 from .planted import BY_NAME, planted
 from .replay import failure, shrink
-from .script import write
+from .script import storm, write
 from .simulation import Simulation, run
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +40,13 @@ def test_schedules(begin: int) -> None:
 @pytest.mark.parametrize("begin", range(FAST, FAST + SLOW, 20 * BATCH))
 def test_more_schedules(begin: int) -> None:
     passes(range(begin, begin + 20 * BATCH))
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(5000, marks=pytest.mark.slow)])
+def test_storms_of_adapters(count: int) -> None:
+    for seed in range(count):
+        found = failure(storm(seed))
+        assert found is None, f"storm({seed}): step {found.step}, {found.text}"
 
 
 def test_a_seed_gives_one_history() -> None:

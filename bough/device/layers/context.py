@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from bough.device.attention.base import AttentionBackend
 from bough.device.layers.source import TensorSource
 from bough.device.lora.pool import AdaptedLayer, AdapterPool
 from bough.device.ops.registry import Ops
-from bough.device.quant.base import Blocks, LinearMethod, Scheme, Table
+from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Table
 
 Tensor = torch.Tensor
 
@@ -81,7 +81,7 @@ class LayerContext:
         """An embedding of ``shape`` (ids, size), ``tied`` if it is the head, too; ConfigError as above."""
         return self._scheme.table(self._weight(name, shape), tied)
 
-    def _weight(self, name: str, shape: tuple[int, int]) -> _Weight:
+    def _weight(self, name: str, shape: tuple[int, int]) -> Parameter:
         self._count(name, shape)
         return _Weight(self._source, name, shape, self.dtype, self.device)
 
@@ -119,6 +119,7 @@ class _Weight:
         found = self.source.blocks(self.name)
         if found is not None:
             _check_shape(self.name, (len(found.rows), found.n_in), self.shape)
+            found = replace(found, rows=found.rows.to(self.device))
         return found
 
 

@@ -174,10 +174,13 @@ class CpuOps:
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         dtype, (n, vocab) = _dtype(logits), logits.shape
-        _check(draws.n == n, "sample", logits)
+        _check(draws.n == n and draws.best.dtype == torch.int64 and draws.best.is_contiguous(), "sample", logits)
         out = torch.empty(n, dtype=torch.int64)
-        arrays = (a.ctypes.data for a in draws.arrays())
-        call = SampleCall(logits.data_ptr(), *arrays, out.data_ptr(), n, vocab, torch.get_num_threads())
+        arrays = (
+            draws.temperature, draws.top_k, draws.top_p, draws.least_z, draws.seeds, draws.positions,
+        )  # fmt: skip
+        addresses = draws.best.data_ptr(), *(a.ctypes.data for a in arrays)
+        call = SampleCall(logits.data_ptr(), *addresses, out.data_ptr(), n, vocab, torch.get_num_threads())
         self._sample(dtype, ctypes.byref(call))
         return out
 

@@ -38,7 +38,7 @@ class Ops(Protocol):
     shapes or dtypes that do not fit together.
 
     Attributes:
-        name: "reference" or "cpu".
+        name: "reference", "cpu" or "triton".
         reason: why this implementation was chosen, for people.
     """
 
@@ -133,7 +133,10 @@ class Ops(Protocol):
         ...
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`."""
+        """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`.
+
+        -1 for a row whose ``draws.best`` is -1, whatever it holds.
+        """
         ...
 
     def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
@@ -157,7 +160,7 @@ class Ops(Protocol):
         ...
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
-        """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
+        """All layers in one call (:mod:`bough.device.ops.stack`); None where that cannot be."""
         ...
 
     def experts(
@@ -176,16 +179,21 @@ class Ops(Protocol):
         ...
 
 
-def resolve_ops(kernels: Literal["auto", "reference"]) -> Ops:
+def resolve_ops(kernels: Literal["auto", "reference"], device: torch.device | None = None) -> Ops:
     """The ops of this process: compiled kernels where there are any, unless the reference is asked for.
 
-    The first call may compile them, which takes seconds. Without a compiler it warns once and returns the reference.
+    On a CUDA ``device`` they are Triton's, compiled when they are first called. On the CPU the first call may compile
+    them, which takes seconds; without a compiler it warns once and returns the reference.
     """
     from bough.device.ops.cpu import CpuOps
     from bough.device.ops.reference import ReferenceOps
 
     if kernels == "reference":
         return ReferenceOps("asked for")
+    if device is not None and device.type == "cuda":
+        from bough.device.ops.triton.ops import TritonOps
+
+        return TritonOps(device, f"for {torch.cuda.get_device_name(device)}")
     loading = load()
     if loading.library is None:
         return ReferenceOps(loading.reason)

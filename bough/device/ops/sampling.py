@@ -12,7 +12,6 @@ those the ones whose z is at least ``least_z``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +28,10 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The parameters of S draws; contiguous host arrays [S].
+    """The parameters of S draws; contiguous arrays [S], on the host but for ``best``.
 
     Attributes:
-        best: int64, index of the largest logit of the row.
+        best: int64 beside the logits, index of the largest logit of the row; -1 for a row that is not to be sampled.
         temperature: float32, positive.
         top_k: int64 in [1, V]; V keeps all.
         top_p: float64 in (0, 1]; 1 keeps all.
@@ -41,7 +40,7 @@ class Draws:
         positions: int64, index in the sequence of the token that is drawn.
     """
 
-    best: NDArray[np.int64]
+    best: Tensor
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int64]
     top_p: NDArray[np.float64]
@@ -54,11 +53,9 @@ class Draws:
         """S."""
         return len(self.best)
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
-        """All of them, in the order of the attributes."""
-        return (
-            self.best, self.temperature, self.top_k, self.top_p, self.least_z, self.seeds, self.positions,
-        )  # fmt: skip
+    def columns(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[5, S]: temperature, top_k, top_p, least_z, and the numbers ``u`` [S] at which the draws invert."""
+        return np.stack((self.temperature, self.top_k, self.top_p, self.least_z, u)).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +77,14 @@ class TokenLogprobs:
     asked: Tensor
 
     @classmethod
-    def empty(cls, n: int, n_top: int, n_asked: int) -> TokenLogprobs:
+    def empty(cls, n: int, n_top: int, n_asked: int, device: torch.device | None = None) -> TokenLogprobs:
         """Uninitialised."""
         return cls(
-            torch.empty(n),
-            torch.empty(n, dtype=torch.int64),
-            torch.empty((n, n_top), dtype=torch.int64),
-            torch.empty((n, n_top)),
-            torch.empty((n, n_asked)),
+            torch.empty(n, device=device),
+            torch.empty(n, dtype=torch.int64, device=device),
+            torch.empty((n, n_top), dtype=torch.int64, device=device),
+            torch.empty((n, n_top), device=device),
+            torch.empty((n, n_asked), device=device),
         )
 
 
@@ -113,15 +110,19 @@ def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
     """The specification of :meth:`bough.device.ops.registry.Ops.sample`."""
-    largest = logits.gather(1, torch.from_numpy(draws.best)[:, None].to(logits.device)).float()
-    z = (logits.float() - largest) / torch.from_numpy(draws.temperature)[:, None].to(logits.device)
+    device, drawn = logits.device, draws.best >= 0
+    # A row that is not to be sampled may hold anything; zeros can be counted with.
+    wide = logits.float().where(drawn[:, None], 0.0)
+    largest = wide.gather(1, draws.best.clamp(min=0)[:, None])
+    z = (wide - largest) / torch.from_numpy(draws.temperature)[:, None].to(device)
     weights = z.exp()
     for i in range(draws.n):
         top_k, top_p, least_z = int(draws.top_k[i]), float(draws.top_p[i]), float(draws.least_z[i])
         if top_k < logits.shape[1] or top_p < 1.0:
             weights[i, dropped(z[i], weights[i], top_k, top_p)] = 0.0
         weights[i, z[i].double() < least_z] = 0.0
-    return invert(weights, torch.from_numpy(uniforms(draws.seeds, draws.positions)).to(logits.device))
+    u = torch.from_numpy(uniforms(draws.seeds, draws.positions)).to(device)
+    return invert(weights, u).where(drawn, -1)
 
 
 def dropped(z: Tensor, weights: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -36,7 +36,6 @@ class StackedLayer:
         qkv, out, gate_up, down: the packed weights of its linear layers, whose outputs lie side by side.
         heads, scoring: of its attention.
         rotary: its table [n_positions, R].
-        adapted: what adapters add to the four linear layers; empty where the model takes none.
     """
 
     attention_norm: Tensor | None
@@ -51,6 +50,7 @@ class StackedLayer:
     scoring: Scoring
     rotary: Tensor
     adapted: Sequence[LoraOp] = ()
+    """What adapters add to the four linears; empty where the model takes none."""
 
     @property
     def linears(self) -> tuple[Sequence[PackedLinear], ...]:
@@ -100,25 +100,27 @@ class LayerStack:
     ) -> None:
         """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
         those of their scales. ``final_norm`` is [D]."""
+        dtype = shape.dtype
         self._function, self._cells = function, cells
         self._kept = list(layers), final_norm
         self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
         self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
         heads, scoring, norm = layers[0].heads, layers[0].scoring, layers[0].heads.norm
-        width, attended = (heads.n_heads + 2 * heads.n_kv_heads) * heads.dim, heads.n_heads * heads.dim
-        self._widths = width, attended, attended, shape.hidden_size, shape.intermediate_size
+        attended = heads.n_heads * heads.dim
+        written = attended + 2 * heads.n_kv_heads * heads.dim
+        self._widths = written, attended, attended, shape.hidden_size, shape.intermediate_size
         self._room: list[Tensor] = []
         self._n_tokens = 0
         sizes = {"n_heads": heads.n_heads, "n_kv_heads": heads.n_kv_heads, "head_dim": heads.dim}
         rope = RopeCall(interleaved=heads.interleaved, **sizes)
         if norm is not None:
-            rope.norm_wide, rope.norm_eps = norm.q.dtype != shape.dtype, norm.eps
+            rope.norm_wide, rope.norm_eps = norm.q.dtype != dtype, norm.eps
         attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
             shape.hidden_size, shape.intermediate_size, None, shape.eps, shape.residual_scale, 0,
-            final_norm.dtype != shape.dtype, shape.gelu,
+            final_norm.dtype != dtype, shape.gelu,
         )  # fmt: skip
 
     def __call__(

@@ -10,6 +10,7 @@ import torch
 
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
 
@@ -23,12 +24,11 @@ class PackedMethod:
     """``x weight^T + bias`` where the outputs of several packed weights stand side by side."""
 
     def __init__(self, weights: Sequence[PackedWeight], bias: Tensor | None, ops: Ops) -> None:
-        joined = join(weights)
-        sizes = [weight.n_out for weight in joined]
+        sizes = [weight.n_out for weight in weights]
         ends = list(accumulate(sizes))
         self._columns = [slice(end - size, end) for size, end in zip(sizes, ends)]
         biases = [None if bias is None else bias[columns] for columns in self._columns]
-        self._applies = [ops.packed_linear(weight, b) for weight, b in zip(joined, biases)]
+        self._applies = [ops.packed_linear(weight, b) for weight, b in zip(weights, biases)]
         self._n_out = ends[-1]
         self.parts: Sequence[PackedLinear] = [a.packed for a in self._applies if a.packed is not None]
 
@@ -66,25 +66,28 @@ class PackedScheme:
     def __init__(self, pack: Pack, pack_head: Pack, dtype: torch.dtype, ops: Ops, dense: Scheme | None = None) -> None:
         self._pack, self._pack_head = pack, pack_head
         self._dtype, self._ops, self._dense = dtype, ops, dense
+        self._arena = Arena()
 
     def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
         found = [self._pack(parameter) for parameter in parameters]
         if self._dense is not None and not any(found):
             return self._dense.linear(parameters, bias)
         weights = [weight or pack_dense(parameter) for parameter, weight in zip(parameters, found)]
-        return PackedMethod(weights, bias, self._ops)
+        return PackedMethod(join(weights, self._arena), bias, self._ops)
 
     def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
         weight = self._pack_head(parameter)
         if self._dense is not None and weight is None:
             return self._dense.head(parameter, n_ids)
-        return PackedMethod([first_outputs(weight or pack_dense(parameter), n_ids)], None, self._ops)
+        packed = join([weight or pack_dense(parameter)], self._arena)
+        return PackedMethod([first_outputs(packed[0], n_ids)], None, self._ops)
 
     def table(self, parameter: Parameter, tied: bool) -> Table:
         weight = self._pack_head(parameter)
         if self._dense is not None and weight is None:
             return self._dense.table(parameter, tied)
-        return PackedTable(weight or pack_dense(parameter), self._dtype, self._ops)
+        packed = join([weight or pack_dense(parameter)], self._arena)
+        return PackedTable(packed[0], self._dtype, self._ops)
 
 
 def pack_dense(parameter: Parameter) -> PackedWeight:
@@ -92,26 +95,30 @@ def pack_dense(parameter: Parameter) -> PackedWeight:
     return pack_bf16(parameter.dense().bfloat16())
 
 
-def join(weights: Sequence[PackedWeight]) -> list[PackedWeight]:
-    """Neighbours of one kind as one weight, where the first of them fills its panels."""
-    joined = [weights[0]]
+def join(weights: Sequence[PackedWeight], arena: Arena) -> list[PackedWeight]:
+    """Copies in the arena; neighbours of one kind as one weight, where the first of them fills its panels."""
+    runs = [[weights[0]]]
     for weight in weights[1:]:
-        last = joined[-1]
+        last = runs[-1][-1]
         if (last.kind, last.group) == (weight.kind, weight.group) and last.n_out % PANEL == 0:
-            joined[-1] = replace(
-                last,
-                n_out=last.n_out + weight.n_out,
-                weight=torch.cat((last.weight, weight.weight)),
-                scale=_joined(last.scale, weight.scale),
-                sub=_joined(last.sub, weight.sub),
-            )
+            runs[-1].append(weight)
         else:
-            joined.append(weight)
-    return joined
+            runs.append([weight])
+    return [
+        replace(
+            run[0],
+            n_out=sum(weight.n_out for weight in run),
+            weight=arena.join([weight.weight for weight in run]),
+            scale=_joined([weight.scale for weight in run], arena),
+            sub=_joined([weight.sub for weight in run], arena),
+        )
+        for run in runs
+    ]
 
 
-def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else torch.cat((a, b))
+def _joined(tensors: Sequence[Tensor | None], arena: Arena) -> Tensor | None:
+    found = [tensor for tensor in tensors if tensor is not None]
+    return arena.join(found) if found else None
 
 
 def first_outputs(weight: PackedWeight, n: int) -> PackedWeight:

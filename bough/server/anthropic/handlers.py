@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 from bough.server.anthropic.answer import Growing, encode_event
 from bough.server.anthropic.schema import UNSUPPORTED_MESSAGES, CountTokensRequest, MessagesRequest
-from bough.server.anthropic.translate import chat_request
+from bough.server.anthropic.translate import chat_request, thinking_budget
 from bough.server.chat import ChatStream, open_chat, render
 from bough.server.errors import encode_json
 from bough.server.options import new_id
@@ -20,6 +20,8 @@ async def messages(call: Call, body: MessagesRequest) -> Answer:
     refuse_unsupported(body, UNSUPPORTED_MESSAGES)
     request = chat_request(body)
     request.rid = new_id("msg_")
+    if call.service.form.reasoning is not None:
+        request.thinking_token_budget = thinking_budget(body)
     chat = await open_chat(call, request, cut=True)
     growing = Growing(request.rid, call.service.model_name, body)
     if body.stream:

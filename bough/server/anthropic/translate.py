@@ -49,6 +49,17 @@ def thinks(body: CountTokensRequest) -> bool:
     return body.thinking is not None and body.thinking.type != "disabled"
 
 
+def thinking_budget(body: MessagesRequest) -> int | None:
+    """Most tokens of reasoning. Raises InvalidRequest where nothing would be left for the answer."""
+    budget = body.thinking.budget_tokens if body.thinking is not None and thinks(body) else None
+    if budget is not None and not 0 < budget < body.max_tokens:
+        raise InvalidRequest(
+            f"thinking.budget_tokens must be at least 1 and less than max_tokens, not {budget}",
+            param="thinking.budget_tokens",
+        )
+    return budget
+
+
 def _sampling(chat: ChatRequest, body: MessagesRequest) -> None:
     chat.max_tokens = body.max_tokens
     chat.stream = body.stream

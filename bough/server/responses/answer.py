@@ -56,7 +56,7 @@ def new_response(body: ResponsesRequest, model: str, created: int) -> dict[str, 
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
     }

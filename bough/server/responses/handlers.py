@@ -23,6 +23,7 @@ from bough.server.responses.answer import Event, Growing, encode_event, new_resp
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.responses.store import EventLog, ResponseStore, Stored
 from bough.server.responses.translate import Item, chat_request, check, input_items, param_of, resolved
+from bough.server.responses.truncate import fitting
 from bough.server.schema import Empty, decoder
 from bough.server.service import Service
 from bough.server.work import Answer, Call, Events, Work
@@ -192,6 +193,8 @@ async def _stop(stored: Stored) -> None:
 async def _open(call: Call, body: ResponsesRequest, items: list[Item], rid: str) -> ChatStream:
     """The chat that answers ``items``, whose errors name fields of this API."""
     with _own_names():
+        if body.truncation == "auto":
+            items = await fitting(call, body, items)
         chat = await open_chat(call, chat_request(body, items, rid))
     return ChatStream(chat.usage, _own_errors(chat.pieces))
 

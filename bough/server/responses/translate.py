@@ -26,8 +26,6 @@ def check(body: ResponsesRequest) -> None:
     refuse_unsupported(body, UNSUPPORTED_RESPONSES)
     if body.background and body.store is False:
         raise InvalidRequest("background needs store, which keeps the response until it is fetched", param="background")
-    if body.truncation == "auto":
-        raise InvalidRequest("truncation is not supported: the whole input is read, or refused", param="truncation")
     for name in body.include or ():
         if name not in INCLUDABLE:
             raise InvalidRequest(f"include can be {' and '.join(INCLUDABLE)}, not {name[:64]!r}", param="include")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 from bough.text.events import Content, Event, Reasoning
-from bough.text.reader import Parse, Reader, Sink, literals
+from bough.text.reader import Parse, Sink, literals
+from bough.text.reasoning.splitter import Splitter
 
 _HEADERS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -19,31 +20,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _NOBODY = frozenset(("assistant", "user", "all"))
 
 
-class ChannelSplitter:
-    """Splitter of one answer; calls come out as content in the form of the family ``gpt-oss``.
-
-    Attributes:
-        n_bytes: how much of the text, in UTF-8, was reasoning and its marks.
-    """
+class ChannelSplitter(Splitter):
+    """Splitter of one answer; calls come out as content in the form of the family ``gpt-oss``."""
 
     def __init__(self) -> None:
-        self._reader = Reader()
-        self._events: list[Event] = []
         self._last: type[Event] | None = None
-        self._running = self._run()
-        self.n_bytes = 0
-
-    def push(self, text: str) -> list[Event]:
-        """Take a further piece of the text; what became certain with it."""
-        self._reader.push(text)
-        next(self._running, None)
-        events, self._events = self._events, []
-        return events
-
-    def finish(self) -> list[Event]:
-        """The text has ended; the rest of what it says."""
-        self._reader.ended = True
-        return self.push("")
+        super().__init__()
 
     def _run(self) -> Parse:
         bodies = literals(*_HEADERS, *_ENDS)
@@ -86,9 +68,6 @@ class ChannelSplitter:
         if self._last is kind:
             self._events.append(kind("\n"))
         self._last = kind
-
-    def _count(self, text: str) -> None:
-        self.n_bytes += len(text.encode("utf-8", "surrogatepass"))
 
     def _on_reasoning(self, text: str) -> None:
         self._count(text)

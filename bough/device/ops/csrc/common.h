@@ -73,7 +73,8 @@ struct RopeCall {
 };
 
 // One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
-// logit; top_k = vocab, top_p = 1 and least_z = -inf keep every token; least_z bounds (logit - largest) / temperature.
+// logit, or -1 for a row that gives -1 whatever it holds; top_k = vocab, top_p = 1 and least_z = -inf keep every token;
+// least_z bounds (logit - largest) / temperature.
 struct SampleCall {
     const void* logits;
     const int64_t* best;
@@ -178,8 +179,8 @@ struct LoraRuns {
     int64_t inner_stride;
 };
 
-// One layer for layer_stack. Norms of what goes into attention and the feed-forward layer and of what comes out of them are null where there are
-// none. The rest is as in RopeCall and AttentionCall.
+// One layer for layer_stack. Norms of what goes into attention and the feed-forward layer and of what comes out of them
+// are null where there are none. The rest is as in RopeCall and AttentionCall.
 struct StackLayer {
     const void* attention_norm;
     const void* attention_after;

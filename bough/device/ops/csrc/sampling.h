@@ -233,7 +233,8 @@ struct Sampling {
 
 template <typename T>
 void sample(const SampleCall& call) {
-    for_rows(call.n, call.vocab * 4, call.threads, [&](int64_t row) { call.out[row] = Sampling<T>(call, row).run(); });
+    for_rows(call.n, call.vocab * 4, call.threads,
+             [&](int64_t row) { call.out[row] = call.best[row] < 0 ? -1 : Sampling<T>(call, row).run(); });
 }
 
 // The `n_top` largest of x[0 .. vocab) into ids and values, falling, ties by rising id; -1 where there are no more.

@@ -212,13 +212,6 @@ struct Stack {
         mine.wait();
     }
 
-    void act_mul(const T* gate, const T* up, T* to, int64_t size) const {
-        if (call.gelu)
-            gated_row<true>(gate, up, to, size);
-        else
-            gated_row<false>(gate, up, to, size);
-    }
-
     void gate_up(const LinearParts& l, const LoraTable* lora, const uint32_t* then, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
@@ -237,8 +230,13 @@ struct Stack {
                       WIDE);
                 slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
                       up - begin - size, WIDE);
-                for (int64_t i = 0; i < rows; ++i)
-                    act_mul(gate + i * WIDE, up + i * WIDE, (T*)call.act + (t + i) * size + begin, end - begin);
+                for (int64_t i = 0; i < rows; ++i) {
+                    T* to = (T*)call.act + (t + i) * size + begin;
+                    if (call.gelu)
+                        gated_row<true>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                    else
+                        gated_row<false>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                }
             }
         });
         mine.wait();

@@ -1,0 +1,1 @@
+"""Names of other systems, under which bough can be imported."""

@@ -1,0 +1,56 @@
+"""Memory on large pages.
+
+What a decode step reads is far more than the translation buffers of a processor cover with pages of 4 KiB: it reads
+weights and cells up to a third faster from pages of 2 MiB, where the system has any.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+
+import torch
+
+Tensor = torch.Tensor
+
+HUGE_PAGE = 2 << 20
+MADV_HUGEPAGE = 14
+
+CHUNK = 32 << 20
+"""Bytes that an arena takes from the system at a time."""
+
+LINE = 64
+
+
+def advise_huge_pages(tensor: Tensor) -> None:
+    """Ask for large pages behind a tensor that was not written yet. Advice only: a system that cannot, does not."""
+    start = -(-tensor.data_ptr() // HUGE_PAGE) * HUGE_PAGE
+    length = tensor.data_ptr() + tensor.nbytes - start
+    if length >= HUGE_PAGE:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(start), ctypes.c_size_t(length // HUGE_PAGE * HUGE_PAGE), MADV_HUGEPAGE
+        )
+
+
+class Arena:
+    """Hands out tensors that lie next to each other on large pages, though each may be smaller than one.
+
+    A chunk is given back to the system when nobody has a tensor of it any more.
+    """
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def join(self, tensors: list[Tensor]) -> Tensor:
+        """A copy of tensors of one dtype, one behind the other along their first dimension."""
+        shape = sum(len(t) for t in tensors), *tensors[0].shape[1:]
+        return torch.cat(tensors, out=self._empty(shape, tensors[0].dtype))
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        n = math.prod(shape) * dtype.itemsize
+        if n > len(self._rest):
+            chunk = torch.empty(max(n, CHUNK) + HUGE_PAGE, dtype=torch.uint8)
+            advise_huge_pages(chunk)
+            self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE :]
+        taken, self._rest = self._rest[:n], self._rest[-(-n // LINE) * LINE :]
+        return taken.view(dtype).view(shape)

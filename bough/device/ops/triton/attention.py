@@ -1,0 +1,227 @@
+"""Attention over paged KV for rows of any kind in one batch.
+
+Decode rows, chunks of prompts and prefixes that rows share are items of the same work list
+(:mod:`bough.device.attention.work`); programs take one after the other, so the grid depends on the device, not on the
+lengths, and a CUDA graph serves every step. Online softmax (Milakov and Gimelshein 2018; Dao et al. 2022) with partial
+results merged by their sums (split-KV: Dao et al. 2023; shared prefixes: Juravsky et al. 2024, Ye et al. 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from bough.device.attention.work import Sizes, Tiles
+from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.heads import Scoring
+from bough.device.ops.triton.launch import check, check_floats, next_power
+from bough.device.ops.triton.rope import parts
+
+Tensor = torch.Tensor
+
+MERGED_HEADS = 8
+"""Heads that a program merges."""
+
+
+@triton.jit
+def attend_kernel(
+    q, k, v, k_scale, v_scale, page_table, work, sinks, out, partials, stats, table_stride, scale, softcap, window,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, LARGE: tl.constexpr, QUANTIZED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SINKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    n_items = tl.load(work + LARGE)
+    items = work + tl.load(work + 3 + LARGE)
+    order = work + tl.load(work + 5)
+    positions = work + tl.load(work + 6)
+    line = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < DIM
+    for index in range(tl.program_id(0), n_items * KV_HEADS, tl.num_programs(0)):
+        item = items + index // KV_HEADS * 6
+        head = index % KV_HEADS
+        table = page_table + tl.load(item).to(tl.int64) * table_stride
+        at = tl.load(item + 1) + line // GROUP
+        held = line // GROUP < tl.load(item + 2)
+        first, last = tl.load(item + 3), tl.load(item + 4)
+        partial = tl.load(item + 5)
+        token = tl.load(order + at, mask=held, other=0).to(tl.int64)
+        position = tl.load(positions + at, mask=held, other=0)
+        own = head * GROUP + line % GROUP
+        place = (token * KV_HEADS * GROUP + own)[:, None] * DIM + d[None, :]
+        queries = tl.load(q + place, mask=held[:, None] & inside[None, :], other=0.0)
+        top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        result = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for begin in range(first, last, BLOCK_N):
+            keys = begin + tl.arange(0, BLOCK_N)
+            there = keys < last
+            cell = tl.load(table + keys, mask=there, other=0).to(tl.int64) * KV_HEADS + head
+            if BLOCK_D == DIM:
+                ks = tl.load(k + cell[None, :] * DIM + d[:, None], mask=there[None, :], other=0.0)
+                vs = tl.load(v + cell[:, None] * DIM + d[None, :], mask=there[:, None], other=0.0)
+            else:
+                ks = tl.load(k + cell[None, :] * DIM + d[:, None], mask=there[None, :] & inside[:, None], other=0.0)
+                vs = tl.load(v + cell[:, None] * DIM + d[None, :], mask=there[:, None] & inside[None, :], other=0.0)
+            scores = tl.dot(queries, ks.to(queries.dtype), input_precision=PRECISION) * scale
+            if QUANTIZED:
+                scores *= tl.load(k_scale + cell, mask=there, other=0.0)[None, :]
+            if SOFTCAP:
+                scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
+            seen = there[None, :] & (keys[None, :] <= position[:, None])
+            if WINDOW:
+                seen = seen & (keys[None, :] > position[:, None] - window)
+            # Powers of two are what the hardware has: log2(e) makes them powers of e.
+            scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
+            higher = tl.maximum(top, tl.max(scores, axis=1))
+            # A query that has seen nothing yet: any finite number gives weights of 0.
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            weights = tl.exp2(scores - level[:, None])
+            decay = tl.exp2(top - level)
+            total = total * decay + tl.sum(weights, axis=1)
+            if QUANTIZED:
+                weights *= tl.load(v_scale + cell, mask=there, other=0.0)[None, :]
+            result = result * decay[:, None]
+            result = tl.dot(weights.to(queries.dtype), vs.to(queries.dtype), result, input_precision=PRECISION)
+            top = higher
+        if partial < 0:
+            if SINKS:
+                sink = tl.load(sinks + own).to(tl.float32) * 1.4426950408889634
+                higher = tl.maximum(top, sink)
+                result = result * tl.exp2(top - higher)[:, None]
+                total = total * tl.exp2(top - higher) + tl.exp2(sink - higher)
+            mixed = result / tl.where(held, total, 1.0)[:, None]
+            tl.store(out + place, mixed.to(out.dtype.element_ty), mask=held[:, None] & inside[None, :])
+        else:
+            where = (partial + line // GROUP).to(tl.int64) * KV_HEADS * GROUP + own
+            tl.store(partials + where[:, None] * DIM + d[None, :], result, mask=held[:, None] & inside[None, :])
+            tl.store(stats + 2 * where, top, mask=held)
+            tl.store(stats + 2 * where + 1, total, mask=held)
+
+
+@triton.jit
+def merge_kernel(
+    work, partials, stats, sinks, out,
+    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    if index < tl.load(work + 2):
+        token = tl.load(work + tl.load(work + 7) + index).to(tl.int64)
+        starts = work + tl.load(work + 8) + index
+        found = work + tl.load(work + 9)
+        heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+        known = heads < HEADS
+        d = tl.arange(0, BLOCK_D)[None, :]
+        inside = known[:, None] & (d < DIM)
+        top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_H,), tl.float32)
+        result = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
+        if SINKS:
+            top = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32) * 1.4426950408889634
+            total += 1.0
+        for at in range(tl.load(starts), tl.load(starts + 1)):
+            where = tl.load(found + at).to(tl.int64) * HEADS + heads
+            part_top = tl.load(stats + 2 * where, mask=known, other=0.0)
+            part_total = tl.load(stats + 2 * where + 1, mask=known, other=0.0)
+            part = tl.load(partials + where[:, None] * DIM + d, mask=inside, other=0.0)
+            higher = tl.maximum(top, part_top)
+            # A window may leave a query nothing to see in a split.
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            before, here = tl.exp2(top - level), tl.exp2(part_top - level)
+            total = total * before + part_total * here
+            result = result * before[:, None] + part * here[:, None]
+            top = higher
+        place = (token * HEADS + heads)[:, None] * DIM + d
+        mixed = result / tl.where(known, total, 1.0)[:, None]
+        tl.store(out + place, mixed.to(out.dtype.element_ty), mask=inside)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Constants of one of the two forms of the kernel: queries, keys, warps, stages of the pipeline of loads."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
+def blocks_of(group: int, dim: int, dtype: torch.dtype, large: bool, quantized: bool = False) -> Blocks:
+    """The constants for ``group`` query heads to a key-value head of ``dim`` numbers; ``m`` does not depend on
+    ``quantized``, which says that cells have scales.
+
+    Small tiles wait for memory: two blocks of keys are under way, which takes five stages, as their addresses are
+    loaded first. Large ones multiply: as many queries as registers hold.
+    """
+    wide = next_power(dim) * dtype.itemsize
+    if not large:
+        return Blocks(max(16, next_power(group)), 64 if wide <= 256 else 32, 4, 5 if wide <= 256 else 3)
+    most = 128 if wide <= 256 else 64
+    return Blocks(max(most, next_power(group)), 32 if quantized or wide > 512 else 64, 8, 2 if quantized else 3)
+
+
+def tiles_of(n_heads: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Tiles:
+    """Tokens that the tiles of a model with these heads hold."""
+    group = n_heads // n_kv_heads
+    small, large = (blocks_of(group, dim, dtype, kind).m // group for kind in (False, True))
+    return Tiles(small, large)
+
+
+@cache
+def resident(device: torch.device) -> int:
+    """Programs that a launch asks for where there is enough work: a few for each multiprocessor."""
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+
+
+def attend(
+    q: Tensor,
+    k_cache: Cells,
+    v_cache: Cells,
+    page_table: Tensor,
+    work: Tensor,
+    sizes: Sizes,
+    scoring: Scoring,
+) -> Tensor:
+    """Attention of q [T, H, D] as ``work`` says, planned with :func:`tiles_of` and the window: [T, H, D].
+
+    Args:
+        q, k_cache, v_cache, page_table, scoring: as in :meth:`bough.device.ops.registry.Ops.paged_attention`.
+        work: int32, the array of :class:`bough.device.attention.work.Work`, on the device.
+        sizes: of the work, or bounds of it.
+    """
+    check_floats("paged_attention", q)
+    n, n_heads, dim = q.shape
+    n_kv_heads = k_cache.shape[1]
+    check(
+        k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim) and n_heads % n_kv_heads == 0,
+        "paged_attention", q, *parts(k_cache),
+    )  # fmt: skip
+    out = torch.empty_like(q)
+    partials = q.new_empty((sizes.partials, n_heads, dim), dtype=torch.float32)
+    stats = q.new_empty((sizes.partials, n_heads, 2), dtype=torch.float32)
+    (k, k_scale), (v, v_scale) = parts(k_cache), parts(v_cache)
+    sinks = q if scoring.sinks is None else scoring.sinks
+    group, block_d = n_heads // n_kv_heads, max(16, next_power(dim))
+    for large, n_items in ((False, sizes.small), (True, sizes.large)):
+        if n_items == 0:
+            continue
+        blocks = blocks_of(group, dim, q.dtype, large, isinstance(k_cache, QuantizedCells))
+        attend_kernel[(min(n_items * n_kv_heads, resident(q.device)),)](
+            q, k, v, k_scale, v_scale, page_table, work, sinks, out, partials, stats,
+            page_table.stride(0), scoring.scale, scoring.softcap, scoring.window,
+            KV_HEADS=n_kv_heads, GROUP=group, DIM=dim, BLOCK_D=block_d, BLOCK_M=blocks.m, BLOCK_N=blocks.n,
+            LARGE=int(large), QUANTIZED=isinstance(k_cache, QuantizedCells), SOFTCAP=scoring.softcap != 0.0,
+            WINDOW=scoring.window > 0, SINKS=scoring.sinks is not None,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+    if sizes.merged:
+        merge_kernel[(sizes.merged, triton.cdiv(n_heads, MERGED_HEADS))](
+            work, partials, stats, sinks, out,
+            HEADS=n_heads, DIM=dim, BLOCK_D=block_d, BLOCK_H=MERGED_HEADS, SINKS=scoring.sinks is not None, num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,134 @@
+"""The ops by Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from bough.base.plan import SharedPrefix
+from bough.device.attention.work import HostBatch, plan_work
+from bough.device.ops.cells import Cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
+from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.lora import DenseLora, LoraOp
+from bough.device.ops.packed import PackedWeight
+from bough.device.ops.registry import PackedApply
+from bough.device.ops.sampling import Draws, TokenLogprobs
+from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
+from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
+from bough.device.platform.copies import to_device
+
+Tensor = torch.Tensor
+
+
+class TritonOps:
+    """:class:`bough.device.ops.registry.Ops` on CUDA, and on the CPU where Triton interprets.
+
+    float16 is computed in, too. Products are those of the tensor cores: a row's result does not depend on the rows
+    beside it, but for which instruction a tile is multiplied with, and cuBLAS's choices in ``linear``; so results agree
+    within rounding, not bit for bit. Weights of integers in groups are widened and multiplied with inputs as they are,
+    which is closer to the exact product than the specification's rounded inputs.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, reason: str) -> None:
+        """``device`` is where weights go."""
+        self.reason = reason
+        self._device = device
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, None, weight, eps)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, residual, weight, eps)
+
+    def silu_mul(self, x: Tensor) -> Tensor:
+        return elementwise.gated(x, gelu=False)
+
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return elementwise.gated(x, gelu=True)
+
+    def rope_kv_write(
+        self,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        out_loc: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
+        heads: Heads,
+    ) -> Tensor:
+        return rope.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Cells,
+        v_cache: Cells,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_len: Tensor,
+        scoring: Scoring,
+        groups: SharedGroups | None = None,
+    ) -> Tensor:
+        """Waits for the indices, to plan with them; :class:`bough.device.attention.triton.TritonAttention` plans
+        without the device, once per step."""
+        tiles = attention.tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
+        batch = HostBatch(rows.cpu().numpy(), q_start.cpu().numpy(), seq_len.cpu().numpy(), _shared(groups))
+        work = plan_work(batch, tiles, scoring.window)
+        array = to_device(work.array, q.device)
+        return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return sampling.argmax(logits)
+
+    def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
+        sampling.apply_bitmask(logits, masks, rows)
+
+    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
+        return sampling.sample(logits, draws)
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
+        return sampling.logprobs(logits, tokens, n_top, asked)
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        return partial(_linear, weight.to(self._device), bias)
+
+    def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
+        return linear.packed_linear(weight, bias, self._device)
+
+    def layer_stack(
+        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        return None
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        return None
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        return DenseLora(self.linear, sizes, dtype)
+
+    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        return linear.packed_rows(weight, ids, dtype)
+
+    def fp8_linear(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """See :class:`bough.device.quant.fp8.Fp8Ops`."""
+        return linear.fp8_linear(x, weight, scale, bias)
+
+
+def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+def _shared(groups: SharedGroups | None) -> tuple[SharedPrefix, ...]:
+    if groups is None:
+        return ()
+    start, rows, tokens = (t.cpu().numpy() for t in (groups.start, groups.rows, groups.tokens))
+    return tuple(SharedPrefix(rows[a:b], int(n)) for a, b, n in zip(start, start[1:], tokens))

@@ -1,0 +1,101 @@
+"""Copies between the host and a device that neither of them waits for, and time as the device spends it.
+
+On a CPU a copy is a copy. On CUDA it goes through pinned memory: a block is used again only after the copies out of it
+are done, which torch's allocator of pinned memory keeps track of. Results travel on a stream of their own, so that
+they arrive while the next step computes.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Tensor = torch.Tensor
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of ``values`` on ``device``; ``values`` may be changed as soon as this returns."""
+    if device.type == "cpu":
+        return torch.tensor(values)
+    pinned = torch.empty(values.shape, dtype=_torch_dtype(values.dtype), pin_memory=True)
+    pinned.numpy()[...] = values
+    return pinned.to(device, non_blocking=True)
+
+
+def fill(target: Tensor, values: NDArray[Any]) -> None:
+    """Copy ``values`` [n] over the first n numbers of ``target``; ``values`` may be changed as soon as this returns."""
+    if target.device.type == "cpu":
+        target[: len(values)] = torch.from_numpy(values)
+        return
+    pinned = torch.empty(values.shape, dtype=target.dtype, pin_memory=True)
+    pinned.numpy()[...] = values
+    target[: len(values)].copy_(pinned, non_blocking=True)
+
+
+class Fetch:
+    """Tensors on their way to the host."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        """Starts the copies behind what the current stream has yet to do."""
+        self._event: torch.cuda.Event | None = None
+        if not tensors or tensors[0].device.type == "cpu":
+            self._copies = list(tensors)
+            return
+        device = tensors[0].device
+        stream, current = _copy_stream(device), torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+            for copy, tensor in zip(self._copies, tensors):
+                copy.copy_(tensor, non_blocking=True)
+                # Its memory may be given to others only when the copy is done.
+                tensor.record_stream(stream)
+            self._event = stream.record_event()
+
+    def arrays(self) -> list[NDArray[Any]]:
+        """The tensors, once they have arrived; valid as long as this object."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
+class Timer:
+    """Seconds that a device spends on what is launched between two calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Starts."""
+        self._device, self._events = device, device.type == "cuda"
+        self._start = self._end = self._mark()
+
+    def stop(self) -> None:
+        """What is launched from here on does not count."""
+        self._end = self._mark()
+
+    def seconds(self) -> float:
+        """Once what was launched before ``stop`` is done; waits for it."""
+        if not self._events:
+            return float(self._end - self._start)
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) / 1e3
+
+    def _mark(self) -> Any:
+        if not self._events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own is not annotated
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is not annotated
+
+
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,0 +1,237 @@
+"""OpenAI's API, and every server that speaks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bough.lang.backends.base import AsyncBackend, Generated
+from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from bough.lang.errors import BackendError
+from bough.lang.params import SglSamplingParams
+from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+INSTRUCT_MODEL_NAMES = ["gpt-3.5-turbo-instruct"]
+BIASED_TOKENS = 299
+"""OpenAI takes no more entries of logit_bias."""
+
+
+@dataclass
+class TokenUsage:
+    """Tokens that a backend was used for."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def reset(self) -> None:
+        self.prompt_tokens = self.completion_tokens = 0
+
+    def add(self, usage: Any) -> dict[str, int]:
+        """Count the usage of an answer; the same as meta information."""
+        if usage is None:
+            return {}
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        details = getattr(usage, "prompt_tokens_details", None)
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": getattr(details, "cached_tokens", None) or 0,
+        }
+
+
+class OpenAI(AsyncBackend):
+    """A model behind OpenAI's chat completions, or completions where ``is_chat_model`` is False.
+
+    On a chat model a gen must directly follow the beginning of an assistant's message, unless its program has
+    ``num_api_spec_tokens``. A server of bough is told of programs.
+
+    Args:
+        chat_template: says what text a program sees around messages; the API is sent the messages.
+        is_azure: use Azure's client.
+        args, kwargs: of :class:`openai.AsyncOpenAI`: ``api_key``, ``base_url`` and others.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = None,
+        chat_template: ChatTemplate | None = None,
+        is_azure: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        import openai
+
+        self.client: Any = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
+        self.model_name = model_name
+        self.chat_template = chat_template or get_chat_template_by_model_path(model_name)
+        self.is_chat_model = model_name not in INSTRUCT_MODEL_NAMES if is_chat_model is None else is_chat_model
+        self.chat_prefix = self.chat_template.get_prefix_and_suffix("assistant", [{"role": "user", "content": ""}])[0]
+        self.token_usage = TokenUsage(0, 0)
+        self._elsewhere = "api.openai.com" not in str(self.client.base_url) and not is_azure
+        self._told: bool | None = None if self._elsewhere else False
+
+    def get_model_name(self) -> str:
+        return self.model_name
+
+    async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        if sampling_params.dtype is not None:
+            return await self._of_dtype(s, sampling_params)
+        kwargs = await self._kwargs(s, sampling_params)
+        answer = await self._call(self._api.create(**self._prompt(s), **kwargs))
+        return self._texts(answer), self.token_usage.add(answer.usage)
+
+    async def agenerate_stream(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> AsyncIterator[tuple[str, Any]]:
+        if sampling_params.dtype is not None:
+            raise ValueError(f"Unknown dtype: {sampling_params.dtype}")
+        kwargs = await self._kwargs(s, sampling_params)
+        kwargs |= {"stream": True, "stream_options": {"include_usage": True}}
+        async with await self._call(self._api.create(**self._prompt(s), **kwargs)) as events:
+            async for event in events:
+                if event.choices:
+                    choice = event.choices[0]
+                    yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
+                if event.usage is not None:
+                    yield "", self.token_usage.add(event.usage)
+
+    async def aselect(
+        self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
+    ) -> ChoicesDecision:
+        """``choices_method`` means nothing here: the model takes one token of the choices that are left at a time."""
+        if self.is_chat_model:
+            raise NotImplementedError(
+                "select/choices is not supported for chat models. "
+                "Please try to use a non-chat model such as gpt-3.5-turbo-instruct"
+            )
+        encode = self._tokenizer().encode
+        ids = [encode(choice) for choice in choices]
+        prompt, scores = encode(s.text_), [0] * len(choices)
+        left = [i for i in range(len(choices)) if ids[i]]
+        for step in range(max(len(i) for i in ids)):
+            answer = await self._call(
+                self.client.completions.create(
+                    model=self.model_name,
+                    prompt=prompt,
+                    max_tokens=1,
+                    temperature=temperature,
+                    logit_bias={str(ids[i][step]): 100 for i in left},
+                )  # fmt: skip
+            )
+            self.token_usage.add(answer.usage)
+            token = encode(answer.choices[0].text)[0]
+            hit = [i for i in left if ids[i][step] == token]
+            assert hit, "the model wrote none of the tokens that it was confined to"
+            for i in hit:
+                scores[i] += 1
+            left = [i for i in hit if step < len(ids[i]) - 1]
+            if len(left) <= 1:
+                break
+            prompt.append(token)
+        return ChoicesDecision(choices[int(np.argmax(scores))], {"scores": scores})
+
+    @property
+    def _api(self) -> Any:
+        return self.client.chat.completions if self.is_chat_model else self.client.completions
+
+    def _prompt(self, s: StreamExecutor) -> dict[str, Any]:
+        if not self.is_chat_model:
+            return {"prompt": s.text_}
+        if s.num_api_spec_tokens is None and not s.text_.endswith(self.chat_prefix):
+            raise RuntimeError(
+                "This use case is not supported if api speculative execution is off. "
+                "For OpenAI chat models, sgl.gen must be right after sgl.assistant. "
+                "Example of adding api speculative execution: @function(num_api_spec_tokens=128)."
+            )
+        return {"messages": s.messages_}
+
+    async def _kwargs(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
+        extra: dict[str, Any] = {}
+        told = await self._is_told()
+        if told:
+            extra["program"] = s.envelope()
+            extra |= {name: value for name in ("regex",) if (value := getattr(params, name)) is not None}
+            params.regex = None
+        kwargs = params.to_openai_kwargs()
+        # Reasoning models count their thoughts, and the name of the bound says so.
+        named = self.model_name.startswith("o3") or "o1" in self.model_name
+        kwargs.pop("max_tokens" if named else "max_completion_tokens")
+        if kwargs["stop"] is None:
+            del kwargs["stop"]
+        if params.json_schema is not None:
+            schema = {"name": "answer", "schema": json.loads(params.json_schema), "strict": True}
+            if self.is_chat_model:
+                kwargs["response_format"] = {"type": "json_schema", "json_schema": schema}
+            elif told:
+                extra["json_schema"] = params.json_schema
+        return {"model": self.model_name, **kwargs, **({"extra_body": extra} if extra else {})}
+
+    async def _is_told(self) -> bool:
+        """Whether the server is bough's, and so takes envelopes."""
+        if self._told is None:
+            try:
+                self._told = any(model.owned_by == "bough" for model in (await self.client.models.list()).data)
+            except Exception:  # a server without a list of models
+                self._told = False
+        return self._told
+
+    async def _of_dtype(self, s: StreamExecutor, params: SglSamplingParams) -> Generated:
+        assert not self.is_chat_model, "constrained type not supported on chat model"
+        kwargs, before, quote = await self._kwargs(s, params), s.text_, ""
+        if params.dtype in (str, "str", "string"):
+            before, quote = before + '"', '"'
+            kwargs["stop"] = '"'
+        elif params.dtype in (int, "int"):
+            kwargs |= {"stop": [" "], "logit_bias": self._digits()}
+        else:
+            raise ValueError(f"Unknown dtype: {params.dtype}")
+        answer = await self._call(self.client.completions.create(prompt=before, **kwargs))
+        texts = self._texts(answer)
+        meta = self.token_usage.add(answer.usage)
+        return ([quote + t + quote for t in texts] if isinstance(texts, list) else quote + texts + quote), meta
+
+    def _texts(self, answer: Any) -> str | list[str]:
+        texts = [(c.message.content if self.is_chat_model else c.text) or "" for c in answer.choices]
+        return texts[0] if len(texts) == 1 else texts
+
+    async def _call(self, request: Any) -> Any:
+        import openai
+
+        try:
+            return await request
+        except openai.APIStatusError as error:
+            raise BackendError(error.message, error.status_code) from error
+        except openai.APIConnectionError as error:
+            raise BackendError(str(error)) from error
+
+    def _tokenizer(self) -> Any:
+        import tiktoken
+
+        try:
+            return tiktoken.encoding_for_model(self.model_name)
+        except KeyError:
+            return tiktoken.get_encoding("cl100k_base")
+
+    def _digits(self) -> dict[str, int]:
+        """A bias that leaves only numbers, blanks and the end."""
+        tokenizer = self._tokenizer()
+        ids = [i for i in range(tokenizer.n_vocab) if _is_number(tokenizer, i)]
+        return {str(i): 100 for i in [*ids[:BIASED_TOKENS], tokenizer.eot_token]}
+
+
+def _is_number(tokenizer: Any, token: int) -> bool:
+    try:
+        text = tokenizer.decode_single_token_bytes(token)
+    except KeyError:
+        return False
+    return bool(text.isdigit() or text == b" ")

@@ -1,0 +1,214 @@
+"""Calls of the model: limits, retries, types, and the record of what they cost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from bough.base.errors import Overloaded, Unavailable
+from bough.lang import speculation
+from bough.lang.errors import BackendError, InvalidAnswer, LimitExceeded
+from bough.lang.ir import SglGen, SglSelect
+from bough.lang.params import SglSamplingParams, resolve
+from bough.lang.program import Call, Line, remaining
+from bough.lang.types import Answer, answer_of
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+T = TypeVar("T")
+
+
+async def generate(ex: StreamExecutor, expr: SglGen, line: Line | None) -> None:
+    """Run a gen and store what came of it."""
+    params = resolve(ex.default_sampling_para, expr.sampling_params, ex.chat_template.stop_str)
+    if ex.stream:
+        assert ex.num_api_spec_tokens is None, "stream is not supported with api speculative execution"
+    elif speculation.is_open(ex):
+        speculation.record(ex, params, expr.name)
+        return
+    answer = answer_of(expr)
+    if answer is not None:
+        answer.constrain(params)
+        ex.types_wanted[expr.name] = answer.wanted
+    if answer is not None and (expr.reask or expr.validate):
+        value, text, meta = await _ask_until_valid(ex, expr, answer, params, line)
+    else:
+        value, text, meta = await _once(ex, expr, answer, params, line)
+    ex.text_ += text
+    ex.variables[expr.name] = value
+    ex.meta_info[expr.name] = meta
+    ex.settle(expr.name)
+
+
+async def _once(
+    ex: StreamExecutor, expr: SglGen, answer: Answer | None, params: SglSamplingParams, line: Line | None
+) -> tuple[Any, str, Any]:
+    """(value, what is still to be appended to the text, meta) of one generation."""
+    async with recorded(ex, "generate", expr.name, line) as call:
+        _shorten(ex, params)
+        if ex.stream:
+            text, meta = await _streamed(ex, expr, answer, params, call), ex.meta_info.get(expr.name)
+            tokens = call.count(meta)
+            ex.program.spend(tokens)
+            return text if answer is None else answer.parse(text), "", meta
+        if ex.num_api_spec_tokens is not None:
+            found: Any = await speculation.complete(ex, params)
+        else:
+            found = await repeated(ex, call, lambda: ex.backend.agenerate(ex, params))
+        texts, meta = found
+        ex.program.spend(sum(call.count(m) for m in (meta if isinstance(meta, list) else [meta])))
+        if isinstance(texts, list):
+            return (texts if answer is None else [answer.parse(t) for t in texts]), texts[0], meta
+        assert isinstance(texts, str)
+        return (texts if answer is None else answer.parse(texts)), texts, meta
+
+
+async def _streamed(
+    ex: StreamExecutor, expr: SglGen, answer: Answer | None, params: SglSamplingParams, call: Call
+) -> str:
+    """Follow a generation; the text and the variable grow with it."""
+    name, text = expr.name, ""
+    assert ex.stream_var_event is not None
+    ex.variables[name] = ""
+    ex.pieces[name] = pieces = []
+    ex.stream_var_event[name].set()
+    for attempt in range(max(1, ex.program.retry.attempts)):
+        call.attempts += 1
+        try:
+            async with remaining(ex.program.seconds_left(), ex.program.retry.timeout):
+                async for piece, meta in ex.backend.agenerate_stream(ex, params):
+                    text += piece
+                    ex.text_ += piece
+                    ex.variables[name] = text
+                    ex.meta_info[name] = meta
+                    pieces.append((piece, meta))
+                    ex.ring()
+            return text
+        except Exception as error:
+            if text:
+                raise
+            await _pause(ex, attempt, error)
+    raise AssertionError("unreachable")
+
+
+async def _ask_until_valid(
+    ex: StreamExecutor, expr: SglGen, answer: Answer, params: SglSamplingParams, line: Line | None
+) -> tuple[Any, str, Any]:
+    """As :func:`_once`, telling the model what is wrong with its answers. Only the last one stays in the text."""
+    before, messages, stream = ex.text_, list(ex.messages_), ex.stream
+    ex.stream = False  # an answer that may be rejected is not shown
+    try:
+        for attempt in range(expr.reask + 1):
+            try:
+                value, text, meta = await _once(ex, expr, answer, params, line)
+                answer.check(value, expr.validate)
+                return value, text, meta
+            except InvalidAnswer as error:
+                call = ex.program.calls[-1]
+                call.wasted_tokens += call.generated_tokens
+                if attempt == expr.reask:
+                    raise
+                _tell(ex, error)
+    finally:
+        ex.text_, ex.messages_, ex.stream = before, messages, stream
+    raise AssertionError("unreachable")
+
+
+def _tell(ex: StreamExecutor, error: InvalidAnswer) -> None:
+    """Add a rejected answer, and why it was rejected, to the text."""
+    written, complaint = error.written, f"That is not valid: {error.reason}. Answer again."
+    if ex.cur_role != "assistant":
+        ex.text_ += f"{written}\n{complaint}\n"
+        return
+    template, history = ex.chat_template, list(ex.messages_)
+    text = ex.text_ + written
+    history.append({"role": "assistant", "content": written})
+    text += template.get_prefix_and_suffix("assistant", ex.messages_)[1]
+    opening, closing = template.get_prefix_and_suffix("user", history)
+    text += opening + complaint + closing
+    history.append({"role": "user", "content": complaint})
+    ex.text_ = text + template.get_prefix_and_suffix("assistant", history)[0]
+    ex.messages_ = history
+
+
+async def select(ex: StreamExecutor, expr: SglSelect, line: Line | None) -> None:
+    """Run a select and store what was chosen."""
+    async with recorded(ex, "select", expr.name, line) as call:
+        decision = await repeated(
+            ex, call, lambda: ex.backend.aselect(ex, expr.choices, expr.temperature, expr.choices_method)
+        )
+        call.count(decision.meta_info)
+    if expr.name is not None:
+        ex.variables[expr.name] = decision.decision
+        ex.meta_info[expr.name] = decision.meta_info
+    ex.text_ += decision.decision
+    ex.settle(expr.name)
+
+
+async def prefill(ex: StreamExecutor, line: Line | None) -> None:
+    """Have the backend compute the text so far."""
+    async with recorded(ex, "prefill", None, line) as call:
+        await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex))
+
+
+@asynccontextmanager
+async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line | None) -> AsyncIterator[Call]:
+    """The record of one call, with its time and what it failed with."""
+    call = ex.program.begin(kind, name, line, ex.last_node)
+    ex.current = call
+    ex.calls.append(call)
+    began = time.perf_counter()
+    try:
+        yield call
+    except BaseException as error:
+        call.error = f"{type(error).__name__}: {error}"
+        call.generated_tokens += call.under_way
+        call.wasted_tokens += call.under_way
+        ex.program.spend(call.under_way)
+        raise
+    finally:
+        call.seconds = time.perf_counter() - began
+        ex.last_node = call.node
+
+
+async def repeated(ex: StreamExecutor, call: Call, attempt: Callable[[], Awaitable[T]]) -> T:
+    """``attempt()`` within the program's time, again where it failed for a reason that may pass."""
+    for i in range(max(1, ex.program.retry.attempts)):
+        call.attempts += 1
+        try:
+            async with remaining(ex.program.seconds_left(), ex.program.retry.timeout):
+                return await attempt()
+        except Exception as error:
+            await _pause(ex, i, error)
+    raise AssertionError("unreachable")
+
+
+async def _pause(ex: StreamExecutor, attempt: int, error: Exception) -> None:
+    """Wait before the next attempt; raises ``error`` where there is none."""
+    retry = ex.program.retry
+    if isinstance(error, TimeoutError):
+        try:
+            ex.program.seconds_left()
+        except LimitExceeded as limit:
+            raise limit from error
+    if attempt + 1 >= retry.attempts or not _transient(error):
+        raise error
+    asked = getattr(error, "retry_after", None)
+    await asyncio.sleep(retry.delay * 2**attempt if asked is None else asked)
+
+
+def _transient(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, BackendError):
+        return error.transient
+    return isinstance(error, TimeoutError | Overloaded | Unavailable)
+
+
+def _shorten(ex: StreamExecutor, params: SglSamplingParams) -> None:
+    """Ask for no more than the program may still generate."""
+    if (left := ex.program.tokens_left()) is not None:
+        params.max_new_tokens = min(params.max_new_tokens, max(1, left // params.n))

@@ -1,0 +1,94 @@
+"""Ends of a fork that need not wait for everybody: the first valid state, a majority, any rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bough.lang.errors import ProgramError
+from bough.lang.waiting import Signal
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+
+class Race:
+    """States that finish one after the other.
+
+    Args:
+        states: of the fork.
+        name: a state is finished when this variable is there; None: when all that was appended to it is done.
+
+    Attributes:
+        finished: numbers of the states that finished well, in the order in which they did.
+        failed: numbers of those that failed.
+    """
+
+    def __init__(self, states: Sequence[StreamExecutor], name: str | None) -> None:
+        self.states = states
+        self.name = name
+        self.finished: list[int] = []
+        self.failed: list[int] = []
+        self._over: list[int] = []
+        self._bell = Signal()
+        for i, state in enumerate(states):
+            event = state.idle if name is None else state.variable_event.get(name, state.idle)
+            event.then(lambda i=i: self._end(i))  # type: ignore[misc]  # a default argument binds the number
+
+    def _end(self, i: int) -> None:
+        self._over.append(i)
+        self._bell.set()
+
+    def rounds(self) -> Iterator[Signal | None]:
+        """None whenever a state finished or failed, else what to wait for; ends when all are over."""
+        seen = 0
+        while seen < len(self.states):
+            self._bell = bell = Signal()
+            if seen == len(self._over):
+                yield bell
+                continue
+            i = self._over[seen]
+            seen += 1
+            (self.finished if self.states[i].error_ is None else self.failed).append(i)
+            yield None
+
+    def value(self, i: int) -> Any:
+        return self.states[i].variables.get(self.name)
+
+    def stop(self, winners: Sequence[int]) -> None:
+        """Stop everybody else. What they generated was for nothing."""
+        for i, state in enumerate(self.states):
+            if i not in winners:
+                state.cancel("the fork was decided without it")
+                for call in state.calls:
+                    call.wasted_tokens = max(call.wasted_tokens, call.generated_tokens)
+
+    def failure(self, what: str) -> ProgramError:
+        for i in self.failed:
+            return self.states[i].failure(what)
+        return ProgramError(what)
+
+
+def first_valid(race: Race, valid: Callable[[Any], object]) -> int | None:
+    """The first finished state whose value is accepted; a ValueError rejects as False does."""
+    i = race.finished[-1] if race.finished else None
+    if i is None:
+        return None
+    try:
+        return i if valid(race.value(i)) is not False else None
+    except (ValueError, AssertionError):
+        return None
+
+
+def majority(race: Race, key: Callable[[Any], Any], *, complete: bool) -> list[int] | None:
+    """The states with the winning value, as soon as no other can catch up; the largest group when ``complete``."""
+    votes = Counter(key(race.value(i)) for i in race.finished)
+    if not votes:
+        return None
+    (best, most), *others = votes.most_common(2)
+    second = others[0][1] if others else 0
+    open_votes = len(race.states) - len(race.finished) - len(race.failed)
+    if not complete and most <= second + open_votes:
+        return None
+    return [i for i in race.finished if key(race.value(i)) == best]

@@ -1,0 +1,149 @@
+"""One run of a program: its identity, what it may use, and a record of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bough.lang.errors import Cancelled, LimitExceeded
+from bough.lang.limits import Limits, Retry
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a program's source."""
+
+    file: str
+    number: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number} in {self.function}"
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of the model or of a tool.
+
+    Attributes:
+        node: name of the call in its program; ``parent`` is the call that it comes after, empty for the first.
+        kind: generate, select, prefill or tool.
+        name: variable that the result goes to.
+        line: where the program asked for it.
+        started: seconds from the start of the program; ``seconds`` is how long it took.
+        prompt_tokens, cached_tokens, generated_tokens: as the backend counts them; 0 where it does not.
+        wasted_tokens: generated ones that nobody uses: rejected answers, siblings that lost.
+        attempts: how often it was sent.
+        error: what it failed with.
+    """
+
+    node: str
+    parent: str
+    kind: str
+    name: str | None
+    line: Line | None
+    started: float
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    wasted_tokens: int = 0
+    attempts: int = 0
+    error: str = ""
+    under_way: int = 0
+    """Tokens generated so far, for calls that may be stopped; only backends that see them coming count them."""
+
+    def count(self, meta: dict[str, Any] | None) -> int:
+        """Add what ``meta``, of one sequence, says was used; the number of generated tokens."""
+        meta = meta or {}
+        generated = int(meta.get("completion_tokens") or 0)
+        self.prompt_tokens += int(meta.get("prompt_tokens") or 0)
+        self.cached_tokens += int(meta.get("cached_tokens") or 0)
+        self.generated_tokens += generated
+        return generated
+
+
+@dataclass(eq=False)
+class Program:
+    """What all states of one run share. Belongs to no thread."""
+
+    name: str
+    limits: Limits = Limits()
+    retry: Retry = Retry()
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    calls: list[Call] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+    tokens: int = 0
+    cancelled: str | None = None
+    members: weakref.WeakSet[StreamExecutor] = field(default_factory=weakref.WeakSet)
+    tools: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _spent: int = 0
+    _ended: bool = False
+
+    def begin(self, kind: str, name: str | None, line: Line | None, parent: str) -> Call:
+        """Record the start of a call. Raises Cancelled or LimitExceeded where the program may not make it."""
+        if self.cancelled is not None:
+            raise Cancelled(f"the program {self.name} was cancelled: {self.cancelled}")
+        with self._lock:
+            if kind not in ("tool", "prefill"):
+                self._spent += 1
+                if self.limits.calls is not None and self._spent > self.limits.calls:
+                    raise LimitExceeded(f"the program {self.name} may make {self.limits.calls} calls and made them")
+            call = Call(f"n{len(self.calls)}", parent, kind, name, line, time.monotonic() - self.started)
+            self.calls.append(call)
+        return call
+
+    def tokens_left(self) -> int | None:
+        """Tokens that may still be generated, at least 1. Raises LimitExceeded where there are none."""
+        if self.limits.tokens is None:
+            return None
+        left = self.limits.tokens - self.tokens
+        if left <= 0:
+            raise LimitExceeded(f"the program {self.name} may generate {self.limits.tokens} tokens and did")
+        return left
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the program's time is over. Raises LimitExceeded when it is."""
+        if self.limits.seconds is None:
+            return None
+        left = self.limits.seconds - (time.monotonic() - self.started)
+        if left <= 0:
+            raise LimitExceeded(f"the program {self.name} may take {self.limits.seconds:g} s and took them")
+        return left
+
+    def spend(self, tokens: int) -> None:
+        with self._lock:
+            self.tokens += tokens
+
+    def cancel(self, reason: str) -> None:
+        """Stop all calls of the program and let none begin. Idempotent; may be called from any thread."""
+        if self.cancelled is None:
+            self.cancelled = reason
+            for member in list(self.members):
+                member.cancel(reason)
+
+    def at_rest(self) -> bool:
+        """Whether no state of the program has anything left to do."""
+        return all(member.is_finished for member in list(self.members))
+
+    def end(self) -> bool:
+        """True for the first who finds the program at rest."""
+        with self._lock:
+            first = not self._ended
+            self._ended = True
+        return first
+
+
+def remaining(seconds: float | None, timeout: float | None) -> asyncio.Timeout:
+    """The shorter of two spans, of which either may be missing, as a timeout to enter."""
+    spans = [s for s in (seconds, timeout) if s is not None]
+    return asyncio.timeout(min(spans) if spans else None)

@@ -1,0 +1,157 @@
+"""Backends that write down what a model said, and that say it again without a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bough.lang.backends import as_backend
+from bough.lang.backends.base import AsyncBackend, Generated
+from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from bough.lang.errors import BackendError
+from bough.lang.params import SglSamplingParams
+from bough.lang.templates import ChatTemplate, ChatTemplateStyle
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+
+def key_of(kind: str, s: StreamExecutor, asked: Any) -> str:
+    """The same for the same question to the same text."""
+    images = [data for _, data in s.images_]
+    said = json.dumps([kind, s.text_, images, asked], sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _asked(params: SglSamplingParams) -> dict[str, Any]:
+    asked = dataclasses.asdict(params)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
+
+
+class _Recorder(AsyncBackend):
+    def __init__(self, path: Path, backend: Any) -> None:
+        super().__init__()
+        self._inner = as_backend(backend)
+        self._lock = threading.Lock()
+        self.loop = self._inner.loop
+        self.is_chat_model = self._inner.is_chat_model
+        self.knows_programs = self._inner.knows_programs
+        self.chat_template = self._inner.get_chat_template()
+        self._path = path
+        template = dataclasses.asdict(self.chat_template) | {"style": self.chat_template.style.name}
+        head = {"template": template, "is_chat_model": self.is_chat_model, "model": self._model()}
+        path.write_text(json.dumps(head, ensure_ascii=False) + "\n")
+
+    def get_model_name(self) -> str:
+        return self._model()
+
+    def _model(self) -> str:
+        try:
+            return self._inner.get_model_name()
+        except NotImplementedError:
+            return ""
+
+    def _write(self, kind: str, key: str, prompt: str, result: Any) -> None:
+        line = json.dumps({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result}, ensure_ascii=False)
+        with self._lock, self._path.open("a") as file:
+            file.write(line + "\n")
+
+    async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        key, prompt = key_of("generate", s, _asked(sampling_params)), s.text_
+        texts, meta = await self._inner.agenerate(s, sampling_params)
+        self._write("generate", key, prompt, [texts, meta])
+        return texts, meta
+
+    async def agenerate_stream(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> AsyncIterator[tuple[str, Any]]:
+        key, prompt, pieces = key_of("stream", s, _asked(sampling_params)), s.text_, []
+        async for text, meta in self._inner.agenerate_stream(s, sampling_params):
+            pieces.append([text, meta])
+            yield text, meta
+        self._write("stream", key, prompt, pieces)
+
+    async def aselect(
+        self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
+    ) -> ChoicesDecision:
+        key = key_of("select", s, [choices, temperature, type(choices_method).__name__])
+        decision = await self._inner.aselect(s, choices, temperature, choices_method)
+        self._write("select", key, s.text_, [decision.decision, decision.meta_info])
+        return decision
+
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
+        await self._inner.acommit_lazy_operations(s)
+
+    def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
+        self._inner.end_program(s)
+
+
+class _Replayer(AsyncBackend):
+    knows_programs = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        first, *lines = path.read_text().splitlines()
+        head = json.loads(first)
+        template = head["template"]
+        known = {f.name for f in dataclasses.fields(ChatTemplate)}
+        pairs = {role: (pair[0], pair[1]) for role, pair in template["role_prefix_and_suffix"].items()}
+        changed = {"role_prefix_and_suffix": pairs, "style": ChatTemplateStyle[template["style"]]}
+        if "first" in template:
+            from bough.lang.model_template import ModelTemplate
+
+            self.chat_template = ModelTemplate(**{**template, **changed})
+        else:
+            self.chat_template = ChatTemplate(**{**{k: template[k] for k in known}, **changed})
+        self.is_chat_model = head["is_chat_model"]
+        self._name = head["model"]
+        self._said: dict[str, deque[Any]] = {}
+        for line in lines:
+            entry = json.loads(line)
+            self._said.setdefault(entry["key"], deque()).append(entry["result"])
+
+    def get_model_name(self) -> str:
+        return str(self._name)
+
+    def _take(self, key: str, s: StreamExecutor) -> Any:
+        said = self._said.get(key)
+        if not said:
+            raise BackendError(f"the recording has no answer to this call behind {s.text_[-200:]!r}", 400)
+        return said.popleft() if len(said) > 1 else said[0]
+
+    async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        texts, meta = self._take(key_of("generate", s, _asked(sampling_params)), s)
+        return texts, meta
+
+    async def agenerate_stream(
+        self, s: StreamExecutor, sampling_params: SglSamplingParams
+    ) -> AsyncIterator[tuple[str, Any]]:
+        for text, meta in self._take(key_of("stream", s, _asked(sampling_params)), s):
+            yield text, meta
+
+    async def aselect(
+        self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
+    ) -> ChoicesDecision:
+        decision, meta = self._take(key_of("select", s, [choices, temperature, type(choices_method).__name__]), s)
+        return ChoicesDecision(decision, meta)
+
+
+def record(path: str | Path, backend: Any = None) -> AsyncBackend:
+    """``backend``, by default the one that was set, with everything that it says written to a file, line by line."""
+    from bough.lang.config import global_config
+
+    return _Recorder(Path(path), backend or global_config.default_backend)
+
+
+def replay(path: str | Path) -> AsyncBackend:
+    """A backend that says what the file of a recording says, to the same calls; equal calls get their answers in order.
+
+    A call that was not recorded fails with a BackendError.
+    """
+    return _Replayer(Path(path))

@@ -1,0 +1,420 @@
+"""What a program holds in its hand: its state, and the group of states that a fork makes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, overload
+
+from bough.lang.executor import StreamExecutor
+from bough.lang.ir import (
+    SglConcateAndAppend,
+    SglExpr,
+    SglExprList,
+    SglRoleBegin,
+    SglRoleEnd,
+    SglVarScopeBegin,
+    SglVarScopeEnd,
+)
+from bough.lang.joining import Race, first_valid, majority
+from bough.lang.report import Report
+from bough.lang.types import Answer
+from bough.lang.waiting import Signal
+
+_INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+"""Of these, streamed meta information holds what is new; of everything else, what is so far."""
+
+
+class ProgramState:
+    """A text that grows, with variables. ``s += ...`` appends; ``s["name"]`` waits for a variable and gives it.
+
+    In coroutines, ``await s.get("name")`` waits without blocking the event loop.
+    """
+
+    ret_value: Any = None
+
+    def __init__(self, stream_executor: StreamExecutor) -> None:
+        self.stream_executor = stream_executor
+
+    @overload
+    def system(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def system(self, expr: str | SglExpr) -> SglExprList: ...
+    def system(self, expr: Any = None) -> Any:
+        """A message of that role: of ``expr``, which is appended and returned, or of a ``with`` block."""
+        return self._role_common("system", expr)
+
+    @overload
+    def user(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def user(self, expr: str | SglExpr) -> SglExprList: ...
+    def user(self, expr: Any = None) -> Any:
+        """See :meth:`system`."""
+        return self._role_common("user", expr)
+
+    @overload
+    def assistant(self, expr: None = None) -> AbstractContextManager[None]: ...
+    @overload
+    def assistant(self, expr: str | SglExpr) -> SglExprList: ...
+    def assistant(self, expr: Any = None) -> Any:
+        """See :meth:`system`."""
+        return self._role_common("assistant", expr)
+
+    def _role_common(self, name: str, expr: Any = None) -> Any:
+        if expr is None:
+            return self._between(SglRoleBegin(name), SglRoleEnd(name))
+        message = SglExprList([SglRoleBegin(name), expr, SglRoleEnd(name)])
+        self._append(message)
+        return message
+
+    def var_scope(self, name: str) -> AbstractContextManager[None]:
+        """The text that a ``with`` block appends becomes a variable."""
+        return self._between(SglVarScopeBegin(name), SglVarScopeEnd(name))
+
+    @contextmanager
+    def _between(self, begin: SglExpr, end: SglExpr) -> Iterator[None]:
+        self._append(begin)
+        yield
+        self._append(end)
+
+    def _append(self, expr: Any) -> None:
+        self.stream_executor.submit(expr)
+
+    def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
+        """``size`` states that go on from here, each for itself. Waits for what was appended before."""
+        copies = self.stream_executor.fork(size, position_ids_offset)
+        return ProgramStateGroup([ProgramState(copy) for copy in copies], self)
+
+    async def afork(self, size: int = 1) -> ProgramStateGroup:
+        """As :meth:`fork`, without blocking."""
+        await self.settled()
+        copies = self.stream_executor.copies(int(size))
+        return ProgramStateGroup([ProgramState(copy) for copy in copies], self)
+
+    @contextmanager
+    def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
+        """One state that goes on from here; its new variables come back as lists of one."""
+        group = self.fork(1, position_ids_offset)
+        try:
+            yield group[0]
+        finally:
+            group.join()
+
+    def text(self) -> str:
+        """The whole text, when everything was done."""
+        return self.stream_executor.text()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages, as the OpenAI API has them."""
+        return self.stream_executor.messages()
+
+    def sync(self) -> None:
+        """Wait until everything that was appended is done."""
+        self.stream_executor.sync()
+
+    async def settled(self) -> ProgramState:
+        """As :meth:`sync`, without blocking. Raises what ended the state early."""
+        await self.stream_executor.idle.reached()
+        if self.stream_executor.error_ is not None:
+            raise self.stream_executor.failure("the state is incomplete")
+        return self
+
+    def error(self) -> BaseException | None:
+        """What ended the state early; None where nothing did."""
+        return self.stream_executor.error()
+
+    def report(self) -> Report:
+        """What the program, with all its forks, has done so far and what it cost."""
+        return Report(self.stream_executor.program)
+
+    def cancel(self, reason: str = "cancelled by the caller") -> None:
+        """Stop the whole program that this state belongs to, and its calls on the server."""
+        self.stream_executor.program.cancel(reason)
+
+    async def get(self, name: Any) -> Any:
+        """As ``s[name]``, without blocking."""
+        event = self.stream_executor.variable_event.get(name)
+        if event is not None:
+            await event.reached()
+        return self.stream_executor.value_of(name)
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """New text of the whole or of one variable as it comes, where the program streams; else all of it at once.
+
+        Raises what ended the state early, after the text that there is.
+        """
+        for change in self._changes(var_name):
+            if isinstance(change, tuple):
+                yield change[0]
+            else:
+                change.wait()
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """As :meth:`text_iter`, for coroutines; with ``return_meta_data``, (new text, meta information)."""
+        for change in self._changes(var_name):
+            if isinstance(change, tuple):
+                yield change if return_meta_data and var_name is not None and self.stream_executor.stream else change[0]
+            else:
+                await change.reached()
+
+    def _changes(self, var_name: str | None) -> Iterator[Any]:
+        """(new text, meta information), or a Signal to wait for."""
+        ex = self.stream_executor
+        if ex.stream:
+            yield from self._text_changes() if var_name is None else self._variable_changes(var_name)
+            return
+        done = ex.idle if var_name is None else ex.variable_event.get(var_name)
+        if done is not None:
+            yield done
+        yield (ex.text_ if var_name is None else ex.value_of(var_name)), None
+
+    def _text_changes(self) -> Iterator[Any]:
+        ex, at = self.stream_executor, 0
+        while True:
+            news, finished = ex.news, ex.is_finished
+            if text := ex.text_[at:]:
+                at += len(text)
+                yield text, None
+            if finished:
+                break
+            yield news
+        if ex.error_ is not None:
+            raise ex.failure("the text is incomplete")
+
+    def _variable_changes(self, name: str) -> Iterator[Any]:
+        ex, at, seen = self.stream_executor, 0, 0
+        pending: dict[str, Any] | None = None
+        while True:
+            news, finished = ex.news, ex.is_finished
+            event = ex.variable_event.get(name)
+            complete = event is not None and event.is_set()
+            if name in ex.pieces:
+                pieces = ex.pieces[name][seen:]
+                seen += len(pieces)
+                text = "".join(piece for piece, _ in pieces)
+                for _, meta in pieces:
+                    pending = merge_meta_info(pending, meta)
+            else:
+                text = str(ex.variables.get(name, ""))[at:] if complete else ""
+                pending = ex.meta_info.get(name)
+            at += len(text)
+            if text:
+                yield text, pending
+                pending = None
+            if complete or finished:
+                break
+            yield news
+        if ex.error_ is not None and name not in ex.values_done:
+            raise ex.failure(f"the variable {name!r} is incomplete")
+        if event is None and not at:
+            yield "", None
+
+    def partial_iter(self, var_name: str) -> Iterator[Any]:
+        """The values of a typed variable while it is written: objects whose fields are None until they are known.
+
+        The last one is the value itself.
+        """
+        ex, written, shown, seen = self.stream_executor, "", None, 0
+        for piece in self.text_iter(var_name):
+            pieces = [text for text, _ in ex.pieces[var_name][seen:]] if var_name in ex.pieces else [piece]
+            seen += len(pieces)
+            for text in pieces:
+                written += text
+                kind = ex.types_wanted.get(var_name)
+                partial = written if kind is None else Answer(kind).partial(written)
+                if partial is not None and partial != shown:
+                    shown = partial
+                    yield partial
+        if (final := self.get_var(var_name)) != shown:
+            yield final
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self.text_async_iter()
+
+    def get_var(self, name: Any) -> Any:
+        return self.stream_executor.get_var(name)
+
+    def set_var(self, name: Any, value: Any) -> None:
+        self.stream_executor.set_var(name, value)
+
+    def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
+        """What the backend said of a generation; None for an unknown name."""
+        return self.stream_executor.get_meta_info(name, timeout)
+
+    def __iadd__(self, other: Any) -> ProgramState:
+        if other is None:
+            raise ValueError("Tried to append None to state.")
+        self._append(other)
+        return self
+
+    def __getitem__(self, name: Any) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: Any) -> bool:
+        return name in self.stream_executor.variables
+
+    def __repr__(self) -> str:
+        return f"ProgramState({self.text()})"
+
+
+def merge_meta_info(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
+    """The meta information of two pieces of a stream as that of one."""
+    if earlier is None:
+        return later
+    merged = dict(later)
+    for key in _INCREMENTS:
+        if key in earlier or key in later:
+            merged[key] = [*(earlier.get(key) or []), *(later.get(key) or [])]
+    return merged
+
+
+class ProgramStateGroup:
+    """The states of a fork. ``g[i]`` is one of them; ``g += x`` appends to all."""
+
+    def __init__(self, states: list[ProgramState], src_state: ProgramState | None = None) -> None:
+        self.states = states
+        self.src_state = src_state
+
+    def join(
+        self,
+        mode: str = "gather_variable",
+        *,
+        name: str | None = None,
+        valid: Callable[[Any], object] | None = None,
+        key: Callable[[Any], Any] | None = None,
+        until: Callable[[list[ProgramState]], object] | None = None,
+    ) -> list[int]:
+        """Bring the states together and end them.
+
+        Args:
+            mode: how.
+
+                - ``gather_variable`` makes every variable that is new in the states a list of their values, in the
+                  state that was forked.
+                - ``concate_and_append`` appends their new texts to its text.
+                - ``first_valid`` takes the variables of the first state whose variable ``name`` is there, and accepted
+                  by ``valid``, if given; the others are stopped.
+                - ``majority`` takes those of a state with the value of ``name`` that most states have (by ``key``, if
+                  given), as soon as no other value can catch up; the others are stopped.
+                - ``predicate`` gathers from the finished states as soon as ``until`` says True of the list of them;
+                  the others are stopped.
+
+        Returns the numbers of the states that were taken. Raises a ProgramError where a state that is needed failed, or
+        no state will do; ValueError for another mode.
+        """
+        work = self._joining(mode, name, valid, key, until)
+        while True:
+            try:
+                next(work).wait()
+            except StopIteration as end:
+                return list(end.value)
+
+    async def ajoin(self, mode: str = "gather_variable", **options: Any) -> list[int]:
+        """As :meth:`join`, without blocking."""
+        work = self._joining(mode, *(options.get(o) for o in ("name", "valid", "key", "until")))
+        while True:
+            try:
+                await next(work).reached()
+            except StopIteration as end:
+                return list(end.value)
+
+    def _joining(
+        self, mode: str, name: Any, valid: Any, key: Any, until: Any
+    ) -> Generator[Signal, None, Sequence[int]]:
+        """What to wait for; in the end the numbers of the states that were taken."""
+        source, everybody = self._source(), range(len(self.states))
+        executors = [state.stream_executor for state in self.states]
+        if mode in ("first_valid", "majority", "predicate"):
+            taken = yield from self._race(mode, Race(executors, name), valid, key, until)
+            if mode == "predicate":
+                self._gather(source, taken)
+            else:
+                winner = executors[taken[0]]
+                source.stream_executor.variables.update(winner.variables)
+                source.stream_executor.meta_info.update(winner.meta_info)
+        elif mode == "gather_variable":
+            for executor in executors:
+                yield executor.idle
+            self._gather(source, everybody)
+            taken = everybody
+        elif mode == "concate_and_append":
+            source += SglConcateAndAppend(self.states)
+            yield source.stream_executor.idle
+            taken = everybody
+        else:
+            raise ValueError(f"Invalid join mode: {mode}")
+        self.end()
+        return taken
+
+    def _race(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> Generator[Signal, None, Sequence[int]]:
+        taken: Sequence[int] | None = None
+        for signal in race.rounds():
+            if signal is not None:
+                yield signal
+                continue
+            if mode == "majority":
+                taken = majority(race, key or repr, complete=False)
+            elif mode == "first_valid" and (first := first_valid(race, valid or (lambda value: True))) is not None:
+                taken = [first]
+            elif mode == "predicate" and until([self.states[i] for i in race.finished]):
+                taken = list(race.finished)
+            if taken is not None:
+                break
+        if taken is None and mode == "majority":
+            taken = majority(race, key or repr, complete=True)
+        if taken is None and mode == "predicate":
+            taken = list(race.finished)
+        race.stop(taken or ())
+        for i, executor in enumerate(race.states):
+            if i not in (taken or ()):
+                yield executor.idle  # stopped, and its backend knows
+        if not taken:
+            self.end()
+            raise race.failure(f"no state of the fork will do ({mode})")
+        return taken
+
+    def end(self) -> None:
+        """Nothing more will be appended to any of the states."""
+        for state in self.states:
+            state.stream_executor.end()
+
+    def _source(self) -> ProgramState:
+        assert self.src_state is not None, "a group that no fork made cannot be joined"
+        return self.src_state
+
+    def _gather(self, source: ProgramState, taken: Sequence[int]) -> None:
+        gathered: dict[Any, list[Any]] = {}
+        before = source.stream_executor.variables
+        for i in sorted(taken):
+            state = self.states[i]
+            if state.stream_executor.error_ is not None:
+                self.end()
+                raise state.stream_executor.failure(f"state {i} of the fork is incomplete")
+            for name, value in state.stream_executor.variables.items():
+                if name not in before:
+                    gathered.setdefault(name, []).append(value)
+        before.update(gathered)
+
+    def __getitem__(self, i: int) -> ProgramState:
+        return self.states[i]
+
+    def __setitem__(self, i: int, value: ProgramState) -> None:
+        assert self.states[i] == value
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iadd__(self, other: SglExpr | Callable[[int], Any] | list[Any] | tuple[Any, ...]) -> ProgramStateGroup:
+        for i in range(len(self.states)):
+            if isinstance(other, SglExpr):
+                self.states[i] += other
+            elif callable(other):
+                self.states[i] += other(i)
+            elif isinstance(other, list | tuple):
+                self.states[i] += other[i]
+            else:
+                raise ValueError(f"Invalid value: {other}")
+        return self

@@ -1,0 +1,227 @@
+"""Tools that the model may call, and the loop in which it does.
+
+A call is JSON that the engine constrains to the tools' schemas, so any model can make one, through any backend that
+can constrain to a JSON Schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import msgspec
+
+from bough.lang import calls, turns
+from bough.lang.backends.base import in_thread
+from bough.lang.errors import InvalidAnswer
+from bough.lang.ir import SglAct, SglGen
+from bough.lang.program import Line, remaining
+from bough.lang.types import schema_of
+
+if TYPE_CHECKING:
+    from bough.lang.executor import StreamExecutor
+
+ANSWER = "answer"
+"""Name under which the model gives its answer instead of calling a tool."""
+
+
+class Tool:
+    """A function that the model may call; its parameters' types and its docstring are what the model knows of it.
+
+    Args:
+        seconds: after which a call of it fails.
+        pause: seconds that it is expected to take, until it has been measured; an engine is told.
+
+    Raises TypeError for a parameter without a type, or with one that has no JSON Schema.
+    """
+
+    def __init__(self, func: Callable[..., Any], *, seconds: float | None = None, pause: float | None = None) -> None:
+        self.func = func
+        self.name = func.__name__
+        self.seconds = seconds
+        self.pause = pause
+        self.description = inspect.getdoc(func) or ""
+        hints = typing.get_type_hints(func)
+        fields: list[Any] = []
+        for name, parameter in inspect.signature(func).parameters.items():
+            if name not in hints:
+                raise TypeError(f"the parameter {name!r} of the tool {self.name!r} has no type")
+            default = parameter.default
+            fields.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
+        self._arguments = msgspec.defstruct(f"{self.name}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
+        self.parameters = _inlined(schema_of(self._arguments))
+
+    def __repr__(self) -> str:
+        return f"Tool({self.name})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.func(*args, **kwargs)
+
+    def described(self) -> dict[str, Any]:
+        """The tool as the OpenAI API describes one."""
+        about = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": about}
+
+    async def call(self, arguments: dict[str, Any]) -> Any:
+        """The result for arguments as the model wrote them; a function that is no coroutine runs on a thread."""
+        given = msgspec.convert(arguments, self._arguments)
+        values = {name: getattr(given, name) for name in self._arguments.__struct_fields__}
+        began = time.perf_counter()
+        async with asyncio.timeout(self.seconds):
+            if inspect.iscoroutinefunction(self.func):
+                result = await self.func(**values)
+            else:
+                result = await in_thread(lambda: self.func(**values))
+        took = time.perf_counter() - began
+        self.pause = took if self.pause is None else 0.7 * self.pause + 0.3 * took
+        return result
+
+
+@overload
+def tool(func: Callable[..., Any]) -> Tool: ...
+@overload
+def tool(*, seconds: float | None = None, pause: float | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
+def tool(
+    func: Callable[..., Any] | None = None, *, seconds: float | None = None, pause: float | None = None
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function, see :class:`Tool`."""
+
+    def make(function: Callable[..., Any]) -> Tool:
+        return Tool(function, seconds=seconds, pause=pause)
+
+    return make if func is None else make(func)
+
+
+def as_tool(given: Tool | Callable[..., Any]) -> Tool:
+    return given if isinstance(given, Tool) else Tool(given)
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One call that the model made: what it asked, what it got, what went wrong, how long it took."""
+
+    tool: str
+    arguments: dict[str, Any]
+    result: Any = None
+    error: str = ""
+    seconds: float = 0.0
+
+
+def tools_prompt(tools: Sequence[Tool | Callable[..., Any]]) -> str:
+    """A text, for a system message, that tells a model which tools there are and how to call them."""
+    lines = ["You can call tools. Each of your messages is one JSON object, and nothing else. To call a tool write",
+             '{"tool": NAME, "arguments": {...}}; its result is told to you. When you know the answer, write',
+             '{"tool": "answer", "arguments": {"answer": ...}}. The tools are:']  # fmt: skip
+    for one in map(as_tool, tools):
+        lines.append(f"- {one.name}: {one.description} Arguments: {json.dumps(one.parameters, ensure_ascii=False)}")
+    return "\n".join(lines)
+
+
+async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> None:
+    """Steps of an SglAct until there is an answer."""
+    tools = {one.name: one for one in expr.tools}
+    made: list[ToolCall] = []
+    answer_schema = _answer_schema(expr.answer)
+    while True:
+        last = len(made) >= expr.max_steps
+        schema = json.dumps(_step_schema([] if last else expr.tools, answer_schema), ensure_ascii=False)
+        turns.begin_role(ex, "assistant")
+        chosen, arguments = await _step(ex, expr, schema, line)
+        turns.end_role(ex, "assistant")
+        if chosen == ANSWER:
+            break
+        made.append(await _called(ex, tools[chosen], arguments, line))
+        turns.begin_role(ex, "user")
+        turns.fill(ex, f"{chosen}: {made[-1].error or _text(made[-1].result)}")
+        turns.end_role(ex, "user")
+    ex.variables[expr.name] = _typed(expr.answer, arguments.get(ANSWER))
+    ex.meta_info[expr.name] = {"tool_calls": [asdict(call) for call in made]}
+    ex.settle(expr.name)
+
+
+async def _step(ex: StreamExecutor, expr: SglAct, schema: str, line: Line | None) -> tuple[str, dict[str, Any]]:
+    """(tool or answer, its arguments) as the model writes them."""
+    hidden = f"{expr.name or 'act'} step"
+    gen = SglGen(hidden, json_schema=schema)
+    gen.sampling_params = expr.answer.sampling_params
+    gen.sampling_params.json_schema = schema
+    ex.announce(hidden)
+    await calls.generate(ex, gen, line)
+    text = ex.variables.pop(hidden)
+    try:
+        step = msgspec.json.decode(text)
+        return str(step["tool"]), dict(step["arguments"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidAnswer("it is no complete call of a tool", text) from error
+
+
+async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], line: Line | None) -> ToolCall:
+    """Make one call. Its failure is news for the model and no error of the program."""
+    made = ToolCall(tool.name, arguments)
+    async with calls.recorded(ex, "tool", tool.name, line) as call:
+        began = time.perf_counter()
+        try:
+            async with remaining(ex.program.seconds_left(), None):
+                made.result = await tool.call(arguments)
+        except Exception as error:
+            made.error = call.error = f"{type(error).__name__}: {error}"
+        made.seconds = time.perf_counter() - began
+    ex.program.seconds_left()
+    return made
+
+
+def _step_schema(tools: Sequence[Tool], answer: dict[str, Any]) -> dict[str, Any]:
+    """What one step may be: a call of one of the tools, or the answer."""
+    kinds = [_one_step(tool.name, tool.parameters) for tool in tools]
+    about = {"type": "object", "properties": {ANSWER: answer}, "required": [ANSWER], "additionalProperties": False}
+    return {"anyOf": [*kinds, _one_step(ANSWER, about)]}
+
+
+def _one_step(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {"tool": {"const": name}, "arguments": arguments},
+        "required": ["tool", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def _answer_schema(answer: SglGen) -> dict[str, Any]:
+    return {"type": "string"} if answer.type in (None, str) else _inlined(schema_of(answer.type))
+
+
+def _typed(answer: SglGen, value: Any) -> Any:
+    if answer.type is None:
+        return value
+    if callable(validate := getattr(answer.type, "model_validate", None)):
+        return validate(value)
+    return msgspec.convert(value, answer.type)
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without references, so that it can stand inside another. Raises TypeError for a recursive one."""
+    definitions = schema.pop("$defs", {})
+
+    def resolve(node: Any, above: tuple[str, ...]) -> Any:
+        if isinstance(node, list):
+            return [resolve(item, above) for item in node]
+        if not isinstance(node, dict):
+            return node
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        if name in above:
+            raise TypeError(f"the type {name} contains itself, which a tool cannot take")
+        if name in definitions:
+            return resolve(definitions[name], (*above, name))
+        return {key: resolve(value, above) for key, value in node.items()}
+
+    return dict(resolve(schema, ()))
+
+
+def _text(result: Any) -> str:
+    return result if isinstance(result, str) else json.dumps(msgspec.to_builtins(result), ensure_ascii=False)

@@ -1,0 +1,39 @@
+"""``truncation: auto``: what a conversation begins with is dropped until the rest fits the context."""
+
+from __future__ import annotations
+
+from bough.server.chat import render
+from bough.server.responses.schema import ResponsesRequest
+from bough.server.responses.translate import Item, chat_request
+from bough.server.work import Call
+
+
+async def fitting(call: Call, body: ResponsesRequest, items: list[Item]) -> list[Item]:
+    """The longest end of ``items`` that leaves room for the answer, but at least the last of them.
+
+    An output goes with the call that it is of. Bisects, so that a long conversation is rendered some ten times.
+    """
+    room = call.service.hello.model.context_length - (body.max_output_tokens or 1)
+
+    async def fits(first: int) -> bool:
+        prompt = await render(call.engine, call.service, chat_request(body, without(items, first), ""))
+        return len(prompt) <= room
+
+    if await fits(0):
+        return items
+    low, high = 0, len(items) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if await fits(middle):
+            high = middle
+        else:
+            low = middle
+    return without(items, high)
+
+
+def without(items: list[Item], first: int) -> list[Item]:
+    """``items`` from ``first`` on, and no outputs of calls before it."""
+    calls = {item.get("call_id") for item in items[:first] if item["type"] == "function_call"}
+    return [
+        item for item in items[first:] if not (item["type"] == "function_call_output" and item.get("call_id") in calls)
+    ]

@@ -1,0 +1,41 @@
+"""Every kernel compiles for the GPUs that are meant, within their limits, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that one program may have (CUDA programming guide, compute capabilities)."""
+
+
+def compiled(part: str, cache: Path) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
+    command = [sys.executable, "-m", "tests.device.triton.ahead", part]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert run.returncode == 0, run.stderr
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+def check(builds: list[dict[str, Any]]) -> None:
+    assert builds
+    for build in builds:
+        assert "error" not in build, build
+        assert build["shared"] <= SHARED[build["architecture"]], build
+        assert build["stack"] == 0, f"registers are spilled: {build}"
+        assert not build["expects"] or build[build["expects"]] > 0, build
+
+
+def test_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
+    check(compiled("D=128 G=4 torch.bfloat16", tmp_path))
+
+
+@pytest.mark.slow
+def test_all_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
+    check(compiled("", tmp_path))
