@@ -258,7 +258,6 @@ struct LoraCall {
     int threads;
 };
 
-// The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16.
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
 // [2] bfloat16 with float weights.
 constexpr int NORM_DTYPES = 3;
