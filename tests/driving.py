@@ -156,18 +156,27 @@ class Driver:
 def make_driver(
     path: Path, *, dtype: torch.dtype = torch.float32, kernels: str = "reference", n_tokens: int = 4096,
     page_size: int = 1, n_rows: int = 16, n_ids: int = 1 << 20, context_length: int = 512,
-    quantize: str = "auto", kv_dtype: Any = "auto",
+    quantize: str = "auto", kv_dtype: Any = "auto", capture: Any = None,
 ) -> Driver:  # fmt: skip
     checkpoint = open_checkpoint(path)
     context = LayerContext(checkpoint, *device_parts(kernels, dtype, quantize))
     built = build_worker(
         checkpoint.config, context, WorkerSizes(n_ids=n_ids, context_length=context_length, n_rows=n_rows),
         KVConfig(pool_tokens=n_tokens, kv_dtype=kv_dtype), lambda: 1 << 40,
+        capture=capture,
     )  # fmt: skip
     checkpoint.close()
     return Driver(built.worker, built.pool_tokens, page_size)
 
 
 def device_parts(kernels: Any, dtype: torch.dtype, quantize: Any = "auto") -> tuple[Any, ...]:
+    """Ops, scheme, attention, dtype and device; ``kernels`` "triton" are interpreted where there is no GPU."""
+    if kernels == "triton":
+        from bough.device.attention.triton import TritonAttention
+        from bough.device.ops.triton.ops import TritonOps
+
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        triton = TritonOps(device, "under test")
+        return triton, resolve_scheme(quantize, triton, dtype), TritonAttention(triton), dtype, device
     ops = resolve_ops(kernels)
     return ops, resolve_scheme(quantize, ops, dtype), PagedAttention(ops), dtype, torch.device("cpu")

@@ -29,8 +29,11 @@ class ModelConfig:
     )
     revision: str | None = option(None, "hub revision of the model")
     served_name: str | None = option(None, "name that clients use for the model")
-    dtype: Literal["auto", "bfloat16", "float32"] = option("auto", "dtype of weights, compute and KV")
-    quantize: Literal["auto", "none", "int8", "int4"] = option(
+    load_format: Literal["auto", "dummy"] = option(
+        "auto", "dummy makes random weights of the config's shapes on the device, for measurements"
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option("auto", "dtype of weights, compute and KV")
+    quantize: Literal["auto", "none", "int8", "int4", "fp8"] = option(
         "auto", "bits of the weights: as the file holds them, the dtype's, or rounded while loading"
     )
     context_length: int | None = option(None, "longest sequence in tokens; the model's own by default")
@@ -40,13 +43,13 @@ class ModelConfig:
 class KVConfig:
     """The KV pool and the tree over it."""
 
-    kv_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8"] = option(
+    kv_dtype: Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8"] = option(
         "auto", "what the KV pool holds: as computed, or rounded; int8 has one scale per token and head"
     )
     page_size: int = option(1, "tokens per KV page; 1 shares to the token")
-    memory_share: float = option(0.4, "share of the free memory after loading that the KV pool takes")
+    memory_share: float | None = option(None, "share of the free memory after loading that the KV pool takes")
     pool_tokens: int | None = option(None, "size of the KV pool in tokens, instead of a memory share")
-    eviction: Literal["lru", "lfu", "fifo", "arc"] = option("lru", "which cached leaf goes first")
+    eviction: Literal["lru", "lfu", "fifo", "arc", "program"] = option("lru", "which cached leaf goes first")
     cache: Literal["radix", "none"] = option("radix", "prefix cache")
 
 
@@ -54,7 +57,9 @@ class KVConfig:
 class ScheduleConfig:
     """Who runs next and how much of it in one step."""
 
-    policy: Literal["lpm", "fcfs", "dfs", "priority", "random"] = option("lpm", "order of the waiting requests")
+    policy: Literal["lpm", "fcfs", "dfs", "priority", "random", "program"] = option(
+        "lpm", "order of the waiting requests"
+    )
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
@@ -69,6 +74,8 @@ class ScheduleConfig:
 class DeviceConfig:
     """Where the model runs."""
 
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is a GPU where there is one")
+    graphs: Literal["on", "off"] = option("on", "replay captured decode steps on a GPU")
     threads: int | None = option(None, "compute threads; all cores by default")
     kernels: Literal["auto", "reference"] = option("auto", "compiled kernels where they exist, or plain torch")
 

@@ -47,6 +47,8 @@ class Limits:
     reasoning_end_tokens: int = 32
     salt_chars: int = 256
     priority_abs: int = 1 << 20
+    program_chars: int = 128
+    program_width: int = 1024
     queue_requests: int = 4096
     queue_tokens: int = 16 << 20
     read_seconds: float = 30.0

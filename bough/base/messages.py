@@ -16,6 +16,7 @@ from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
 from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.base.plan import Ints
+from bough.base.program import Grant, Lease, Program
 
 PROTOCOL = 1
 """Version of this schema; the two ends compare it in :class:`Hello`."""
@@ -47,6 +48,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         constraint: what the answer must look like; None: anything.
         reasoning: how the answer's reasoning ends, where the engine has to know.
         pooling: a vector is wanted and no text; ``params`` mean nothing then.
+        program: the program that the request belongs to; None: it is one by itself.
+        lease: how long the prompt's KV is wanted.
     """
 
     rid: str
@@ -58,6 +61,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     pooling: PoolingParams | None = None
+    program: Program | None = None
+    lease: Lease | None = None
 
     @property
     def prompt(self) -> Ints:
@@ -72,6 +77,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 ControlOp = Literal["flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters"]
+
+
+class EndProgram(msgspec.Struct, frozen=True, tag="end_program"):
+    """No more requests of ``program`` (the id that its client gave it) will come; unknown ones are ignored.
+
+    With ``abort``, those that there are stop in whatever state they are.
+    """
+
+    tenant: str
+    program: str
+    abort: bool = False
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
@@ -90,7 +106,8 @@ class Finish(msgspec.Struct, frozen=True):
 
     ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
     length, abort, timeout or error; ``message`` explains the last three, ``param`` names the field to blame.
-    ``warnings`` name what of a constraint that is not strict was not enforced.
+    ``warnings`` name what of a constraint that is not strict was not enforced. ``grant`` says what a request
+    of a program, or with a lease, was granted.
     """
 
     kind: Literal["stop", "length", "abort", "timeout", "error"]
@@ -99,6 +116,7 @@ class Finish(msgspec.Struct, frozen=True):
     status: int = 200
     param: str | None = None
     warnings: tuple[str, ...] = ()
+    grant: Grant | None = None
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
@@ -216,7 +234,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     step_tokens: list[int]
 
 
-ToEngine = Request | Abort | Control
+ToEngine = Request | Abort | EndProgram | Control
 FromEngine = Hello | Outputs | ControlReply | Stats
 
 encode = msgspec.msgpack.Encoder().encode

@@ -11,6 +11,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
+from bough.base.program import Program
 
 INT64 = 1 << 63
 
@@ -64,6 +65,11 @@ def validate_request(
                 "a constraint beside a thinking budget needs an opening tag of one token, and not of several tokens",
                 param="thinking_token_budget",
             )
+    if request.program is not None:
+        _validate_program(request.program, limits)
+    if request.lease is not None:
+        _number("lease", request.lease.ttl, 0, 1e9, open_low=True)
+        _number("lease", request.lease.upto or 0, 0, INT64)
     _validate_params(request.params, limits, vocab_size)
     if request.pooling is None:
         _validate_length(request.params, len(prompt), context_length)
@@ -88,6 +94,25 @@ def _validate_task(request: Request, generates: bool, classifies: bool) -> None:
         raise InvalidRequest("this model has no classification head", param="model", code="unsupported_task")
     if pooling is not None and request.constraint is not None:
         raise InvalidRequest("a vector cannot be constrained", param="constraint")
+
+
+def _validate_program(program: Program, limits: Limits) -> None:
+    for name in ("id", "node", "parent", "fork"):
+        value = getattr(program, name)
+        if len(value) > limits.program_chars or (name == "id" and not value):
+            least = 1 if name == "id" else 0
+            raise InvalidRequest(
+                f"program.{name} must have {least} to {limits.program_chars} characters", param=f"program.{name}"
+            )
+        _encodable(f"program.{name}", value)
+    _number("program.width", program.width, 1, limits.program_width)
+    _number("program.priority", program.priority, -limits.priority_abs, limits.priority_abs)
+    for name, most in (("next_uses", INT64), ("next_in", 1e9), ("pause", 1e9), ("budget", INT64)):
+        value = getattr(program, name)
+        if value is not None:
+            _number(f"program.{name}", value, 0, most)
+    if program.deadline is not None:
+        _number("program.deadline", program.deadline, 0, 1e9, open_low=True)
 
 
 def _validate_reasoning(reasoning: Reasoning, limits: Limits, vocab_size: int) -> None:

@@ -75,7 +75,7 @@ def examine() -> Iterator[Finding]:
     yield torch
     if torch.state != "bad":
         yield _kernels()
-    yield _gpu()
+    yield _gpu(torch.state != "bad")
     yield from _packages()
     yield _files()
     yield _model()
@@ -144,11 +144,24 @@ def _kernels() -> Finding:
     return Finding("kernels", "ok", f"{value}, threads of {loading.openmp}")
 
 
-def _gpu() -> Finding:
+def _gpu(has_torch: bool) -> Finding:
     driver = machine.gpu()
-    if driver is None:
+    if driver is None or not has_torch:
         return Finding("gpu", "ok", "none; bough computes on the CPU")
-    return Finding("gpu", "note", driver, "this version of bough computes on the CPU and leaves the GPU idle")
+    import torch
+
+    from bough.device.platform.cuda import device_of, why_not
+
+    if device_of("auto") == "cuda":
+        name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        free, total = torch.cuda.mem_get_info()
+        memory = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
+        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}")
+    if not torch.cuda.is_available():
+        return Finding("gpu", "slow", driver, f"{why_not()}: install a torch that is built for this driver's CUDA")
+    if machine.package("triton") is None:
+        return Finding("gpu", "slow", driver, "its kernels need Triton: pip install 'bough[cuda]'")
+    return Finding("gpu", "note", driver, "older than compute capability 8.0; bough computes on the CPU")
 
 
 def _packages() -> Iterator[Finding]:

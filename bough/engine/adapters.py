@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bough.base.errors import ConfigError, InvalidRequest, NotFound
 from bough.device.lora.pool import LowRank
-from bough.engine.executor import LocalExecutor
+from bough.engine.executor import WorkerExecutor
 from bough.weights.adapter import CONFIG, WEIGHTS, read_adapter
 from bough.worker.worker import Worker
 
@@ -21,7 +21,7 @@ class AdapterLoader:
     A thread of its own reads files; putting the updates into their places is a moment's work between two steps.
     """
 
-    def __init__(self, executor: LocalExecutor, folder: Path, places: int) -> None:
+    def __init__(self, executor: WorkerExecutor, folder: Path, places: int) -> None:
         self.places = places
         self._executor, self._folder = executor, folder.resolve()
         self._thread = ThreadPoolExecutor(1, "adapters")

@@ -250,6 +250,9 @@ class AsyncEngine:
         prompt = _prompt_bytes(ids, hello.model.vocab_size)
         name, namespace = self._identity(options)
         seed = options.params.seed
+        program = options.program
+        if program is not None and options.n > 1 and not program.fork:
+            program = msgspec.structs.replace(program, fork=options.rid or "n", width=options.n)
         requests = []
         for i in range(options.n):
             params = options.params
@@ -265,6 +268,8 @@ class AsyncEngine:
                     timeout=options.timeout,
                     constraint=options.constraint,
                     reasoning=options.reasoning,
+                    program=program,
+                    lease=options.lease,
                 )
             )
         # They differ in nothing but their seed and their id, of which the last is the longest.

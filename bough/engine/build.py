@@ -17,14 +17,18 @@ import torch
 from bough.base.config import Config, ModelConfig
 from bough.base.errors import ConfigError
 from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
+from bough.device.attention.base import AttentionBackend
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.layers.dummy import DummyContext
 from bough.device.lora.pool import AdapterPool
-from bough.device.ops.registry import resolve_ops
+from bough.device.ops.registry import Ops, resolve_ops
+from bough.device.platform.base import Platform
 from bough.device.platform.cpu import CpuPlatform
+from bough.device.platform.cuda import CudaPlatform, device_of
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
-from bough.engine.executor import LocalExecutor
+from bough.engine.executor import LocalExecutor, StreamExecutor, WorkerExecutor
 from bough.engine.resolve import resolve
 from bough.engine.text import PROMPT_TAIL, load_text
 from bough.grammar.base import BACKENDS, Vocabulary
@@ -38,6 +42,7 @@ from bough.text.tokenizer import Tokenizer
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
 from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
+from bough.worker.graphs import CudaCapture
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +74,7 @@ class EngineCore:
     hello: Hello
     scheduler: Scheduler
     tokenizer_source: TokenizerSource
-    executor: LocalExecutor
+    executor: WorkerExecutor
     grammar: Grammar
     adapters: AdapterLoader | None
 
@@ -83,15 +88,25 @@ class EngineCore:
 
 def build(config: Config) -> EngineCore:
     """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done."""
-    config = resolve(config)
+    device = device_of(config.device.device)
+    config = resolve(config, device)
     schedule = config.schedule
     assert schedule.max_running is not None
-    checkpoint = open_checkpoint(fetch(config.model.path, config.model.revision))
+    checkpoint = open_checkpoint(
+        fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
+    )
     try:
         tokenizer, _ = load_text(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
         sizes = WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running)
-        executor = LocalExecutor(lambda: _build_worker(config, checkpoint, sizes))
+        executor: WorkerExecutor
+        if device == "cuda":
+            assert schedule.step_tokens is not None
+            sizes = replace(sizes, step_tokens=schedule.step_tokens)
+            executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
+        else:
+            platform = CpuPlatform(config.device.threads)
+            executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
         checkpoint.close()
     built = executor.built
@@ -137,15 +152,26 @@ def build(config: Config) -> EngineCore:
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
 
 
-def _build_worker(config: Config, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
-    platform = CpuPlatform(config.device.threads)
-    ops = resolve_ops(config.device.kernels)
-    attention = PagedAttention(ops)
+def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
+    ops = resolve_ops(config.device.kernels, platform.device)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
+    made = DummyContext if config.model.load_format == "dummy" else LayerContext
     adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
-    context = LayerContext(checkpoint, ops, scheme, attention, dtype, platform.device, adapters)
-    return build_worker(checkpoint.config, context, sizes, config.kv, platform.free_memory)
+    context = made(checkpoint, ops, scheme, _attention(ops), dtype, platform.device, adapters)
+    graphs = ops.name == "triton" and config.device.graphs == "on"
+    return build_worker(
+        checkpoint.config, context, sizes, config.kv, platform.free_memory, platform.peak,
+        CudaCapture() if graphs else None,
+    )  # fmt: skip
+
+
+def _attention(ops: Ops) -> AttentionBackend:
+    if ops.name == "triton":
+        from bough.device.attention.triton import TritonAttention
+
+        return TritonAttention(ops)
+    return PagedAttention(ops)
 
 
 def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:
@@ -158,8 +184,8 @@ def _stop_matcher(tokenizer: Tokenizer) -> Callable[[Request], StopMatcher]:
 
 
 def _dtype(model: ModelConfig) -> torch.dtype:
-    """bfloat16 unless float32 is asked for: it is what models are trained in and half the bytes to read."""
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+    """bfloat16 unless another is asked for: it is what models are trained in and half the bytes to read."""
+    return {"float32": torch.float32, "float16": torch.float16}.get(model.dtype, torch.bfloat16)
 
 
 def _context_length(model: ModelConfig, checkpoint: Checkpoint) -> int:

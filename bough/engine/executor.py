@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from bough.base.plan import Masks, StepPlan, StepResult
+from bough.base.plan import Executor, Masks, StepPlan, StepResult
 from bough.worker.build import BuiltWorker
-from bough.worker.worker import ForwardHandle, Worker
+from bough.worker.worker import ForwardHandle, Launched, Worker
+
+
+class WorkerExecutor(Executor[Any], Protocol):
+    """An executor of a worker that it has built.
+
+    Attributes:
+        built: the worker, and what its making found out.
+    """
+
+    built: BuiltWorker
+
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` between two steps, behind everything that was launched."""
+        ...
 
 
 class LocalExecutor:
@@ -45,3 +61,59 @@ class LocalExecutor:
 
     def shutdown(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that the device computes, or an error that kept it from being launched."""
+
+    worker: Worker
+    launched: Launched | Exception
+
+    def result(self) -> StepResult:
+        if isinstance(self.launched, Exception):
+            raise self.launched
+        return self.worker.finish(self.launched)
+
+
+class StreamExecutor:
+    """One worker on a device that computes by itself: launches do not wait, so no thread has to.
+
+    A step is waited for where its result is asked for, and then only for its own tokens, which have travelled to the
+    host while later steps compute.
+
+    Attributes:
+        built: the worker, and what its making found out.
+    """
+
+    def __init__(self, build: Callable[[], BuiltWorker]) -> None:
+        """Raises what ``build`` raises."""
+        self.built = build()
+
+    def forward(self, plan: StepPlan) -> ForwardHandle | Exception:
+        try:
+            return self.built.worker.forward(plan)
+        except Exception as error:
+            return error
+
+    def sample(self, forward: ForwardHandle | Exception, masks: Masks | None) -> _Step:
+        worker = self.built.worker
+        if isinstance(forward, Exception):
+            return _Step(worker, forward)
+        try:
+            return _Step(worker, worker.launch(forward, masks))
+        except Exception as error:
+            return _Step(worker, error)
+
+    def call(self, work: Callable[[Worker], None]) -> Future[None]:
+        """Run ``work`` now, which is between two steps; the device does it behind all that was launched."""
+        done: Future[None] = Future()
+        try:
+            work(self.built.worker)
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self) -> None:
+        """Nothing runs that nobody waits for."""

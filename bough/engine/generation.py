@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bough.base.constraint import Constraint, Reasoning
 from bough.base.messages import Finish, Logprob, Namespace
 from bough.base.params import SamplingParams
+from bough.base.program import Lease, Program
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,8 @@ class GenerateOptions:
         priority, timeout: as in :class:`bough.base.messages.Request`.
         rid: the client's id for the request; sequences get ``rid`` or ``rid-i``.
         interval: tokens of a sequence that are put together into one chunk, after its first one.
-        constraint, reasoning: as in :class:`bough.base.messages.Request`.
+        constraint, reasoning, program, lease: as in :class:`bough.base.messages.Request`; n sequences of a program
+            are a fork of it.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -41,6 +43,8 @@ class GenerateOptions:
     interval: int = 1
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
+    program: Program | None = None
+    lease: Lease | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
 
-CPU_MAX_RUNNING = 64
-CPU_STEP_TOKENS = 128
 
+class Defaults(NamedTuple):
+    """What a kind of device is good for.
 
-def resolve(config: Config) -> Config:
-    """``config`` with the scheduler's defaults for a CPU; raises ConfigError for values that cannot work.
-
-    A step on a CPU is bound by arithmetic from some dozens of tokens on, so a larger budget would only make everybody
-    wait longer for it: running streams, and whoever arrives. And fewer decode tokens would ride along with prompts.
+    Attributes:
+        max_running: sequences in one step.
+        step_tokens: tokens of one step. A CPU is bound by arithmetic from some hundred on, so a larger budget would
+            only make everybody wait longer for it: running streams, and whoever arrives; a smaller one lets more decode
+            tokens ride along with prompts. A GPU needs thousands to be.
+        memory_share: of what is free after loading. A CPU's memory is others', too.
     """
-    kv, schedule = config.kv, config.schedule
+
+    max_running: int
+    step_tokens: int
+    memory_share: float
+
+
+DEFAULTS = {"cpu": Defaults(64, 128, 0.4), "cuda": Defaults(256, 8192, 0.9)}
+
+
+def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
+    """``config`` with the defaults for ``device``; raises ConfigError for values that cannot work."""
+    kv, schedule, defaults = config.kv, config.schedule, DEFAULTS[device]
+    share = defaults.memory_share if kv.memory_share is None else kv.memory_share
     if not 1 <= kv.page_size <= 1024:
         raise ConfigError(f"page size must be in [1, 1024], not {kv.page_size}", param="page_size")
-    if not 0 < kv.memory_share <= 1:
-        raise ConfigError(f"the memory share must be in (0, 1], not {kv.memory_share:g}", param="memory_share")
+    if not 0 < share <= 1:
+        raise ConfigError(f"the memory share must be in (0, 1], not {share:g}", param="memory_share")
+    if device == "cpu":
+        for param, value in (
+            ("dtype", config.model.dtype),
+            ("quantize", config.model.quantize),
+            ("kv_dtype", kv.kv_dtype),
+        ):
+            if value == "fp8" or (param == "dtype" and value == "float16"):
+                raise ConfigError(f"{param} {value} needs a GPU", param=param)
     if not schedule.max_wait >= 0:
         raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
     _at_least_one("context_length", config.model.context_length)
@@ -30,14 +52,20 @@ def resolve(config: Config) -> Config:
     _at_least_one("max_loras", config.lora.max_loras)
     if config.lora.lora_dir is not None and not Path(config.lora.lora_dir).is_dir():
         raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
-    max_running = _at_least_one("max_running", schedule.max_running) or CPU_MAX_RUNNING
-    step_tokens = _at_least_one("step_tokens", schedule.step_tokens) or max(CPU_STEP_TOKENS, 2 * max_running)
+    max_running = _at_least_one("max_running", schedule.max_running) or defaults.max_running
+    step_tokens = _at_least_one("step_tokens", schedule.step_tokens)
+    step_tokens = step_tokens or max(defaults.step_tokens, 2 * max_running)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
     depth = 1 if schedule.depth is None else schedule.depth
-    return replace(config, schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth))
+    return replace(
+        config,
+        device=replace(config.device, device=device),
+        kv=replace(kv, memory_share=share),
+        schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth),
+    )
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

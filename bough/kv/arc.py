@@ -106,6 +106,9 @@ class AdaptiveEviction:
         self._capacity = max(self._capacity, sum(self._tokens))
         self._recall(node, (path + self._hash.of(fresh[: self._page_bytes], old_end)) & MASK)
 
+    def shared(self, node: Node, before: int) -> None:
+        pass
+
     def split(self, upper: Node, lower: Node) -> None:
         self._paths[upper] = (self._paths[lower] - self._hash.of(lower.key, lower.start)) & MASK
         if lower in self._frequent:

@@ -8,7 +8,7 @@ import numpy as np
 
 from bough.base.messages import Namespace
 from bough.base.plan import Ints
-from bough.kv.node import CacheHandle, Match, Node
+from bough.kv.node import NOBODY, CacheHandle, Match, Node
 
 NOTHING: Ints = np.zeros(0, dtype=np.int32)
 
@@ -26,8 +26,8 @@ class PrefixCache(Protocol):
         """The longest cached prefix of ``ids``. Changes nothing."""
         ...
 
-    def lock(self, match: Match) -> CacheHandle:
-        """Keep what ``match`` found until the handle is unlocked."""
+    def lock(self, match: Match, owner: int = NOBODY) -> CacheHandle:
+        """Keep what ``match`` found for ``owner`` until the handle is unlocked."""
         ...
 
     def unlock(self, handle: CacheHandle) -> None:
@@ -64,8 +64,8 @@ class NullPrefixCache:
     def match(self, ns: Namespace, ids: Ints) -> Match:
         return Match(0, None, ns, 0)
 
-    def lock(self, match: Match) -> CacheHandle:
-        return CacheHandle(Node(match.ns, None, 0, b"", b"", 0))
+    def lock(self, match: Match, owner: int = NOBODY) -> CacheHandle:
+        return CacheHandle(Node(match.ns, None, 0, b"", b"", 0), owner)
 
     def unlock(self, handle: CacheHandle) -> None:
         pass

@@ -28,6 +28,10 @@ class EvictionPolicy(Protocol):
         """``node`` gained ``[old_end, node.end)``; it is new when ``old_end == node.start``."""
         ...
 
+    def shared(self, node: Node, before: int) -> None:
+        """``node``, which only the program ``before`` used, has another user now (not offered at that moment)."""
+        ...
+
     def split(self, upper: Node, lower: Node) -> None:
         """``upper`` is new and took the head of ``lower``; the node that was offered stays ``lower``."""
         ...
@@ -94,6 +98,9 @@ class RankedEviction:
     def grew(self, node: Node, old_end: int) -> None:
         pass
 
+    def shared(self, node: Node, before: int) -> None:
+        pass
+
     def split(self, upper: Node, lower: Node) -> None:
         pass
 
@@ -130,3 +137,4 @@ EVICTIONS.add("lru", "bough.kv.eviction:lru")
 EVICTIONS.add("lfu", "bough.kv.eviction:lfu")
 EVICTIONS.add("fifo", "bough.kv.eviction:fifo")
 EVICTIONS.add("arc", "bough.kv.arc:AdaptiveEviction")
+EVICTIONS.add("program", "bough.kv.program_eviction:ProgramEviction")

@@ -18,10 +18,12 @@ import numpy as np
 from bough.base.messages import Namespace
 from bough.base.plan import Ints, SharedPrefix
 from bough.kv.cache import NullPrefixCache, PrefixCache
+from bough.kv.claims import Claims
 from bough.kv.eviction import EVICTIONS
-from bough.kv.node import CacheHandle
+from bough.kv.node import NOBODY, CacheHandle
 from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
+from bough.kv.program_eviction import ProgramEviction
 from bough.kv.radix import RadixTree
 from bough.kv.sharing import Sharing, find_sharing
 from bough.kv.waiting import WaitingIndex
@@ -83,11 +85,15 @@ class KVManager:
         self._sharing: Sharing | None = None
         self._cache: PrefixCache
         if cache == "radix":
-            tree = RadixTree(page_size, EVICTIONS.get(eviction)())
+            policy = EVICTIONS.get(eviction)()
+            tree = RadixTree(page_size, policy)
             self.waiting = WaitingIndex(tree, page_size)
             tree.observe(self.waiting)
             self._cache = tree
+            aware = policy if isinstance(policy, ProgramEviction) else None
+            self.claims = Claims(tree, aware, n_tokens)
         else:
+            self.claims = Claims(None, None, n_tokens)
             self._cache = NullPrefixCache()
             self.waiting = WaitingIndex(self._cache, page_size)
 
@@ -130,12 +136,15 @@ class KVManager:
 
     # -- the life of a row
 
-    def admit(self, ns: Namespace, ids: Ints, limit: int) -> Admission | None:
-        """Take a row and lock the cached prefix of ``ids`` (at most ``limit`` tokens). None when no row is free."""
+    def admit(self, ns: Namespace, ids: Ints, limit: int, owner: int = NOBODY) -> Admission | None:
+        """Take a row and lock the cached prefix of ``ids`` (at most ``limit`` tokens) for the program ``owner``.
+
+        None when no row is free.
+        """
         row = self.table.take_row()
         if row is None:
             return None
-        handle = self._cache.lock(self._cache.match(ns, ids[: max(0, min(limit, self.table.max_len))]))
+        handle = self._cache.lock(self._cache.match(ns, ids[: max(0, min(limit, self.table.max_len))]), owner)
         self._handles[row] = handle
         self._sharing = None
         self._namespaces[row] = ns
@@ -226,8 +235,8 @@ class KVManager:
         self._free(row, -(-length // self.page_size) * self.page_size, int(self.n_cells[row]))
         self.n_cells[row] = length
 
-    def release(self, row: int, ids: Ints, upto: int | None) -> None:
-        """The row leaves: it is finished, aborted or retracted.
+    def release(self, row: int, ids: Ints, upto: int | None, *, spent: bool = False) -> None:
+        """The row leaves: it is finished, aborted or retracted. ``spent``: nobody will begin with what it leaves.
 
         The whole pages among its first ``upto`` tokens, whose KV is (or by plans already launched will be)
         written, go into the cache and can be evicted; the rest is freed. None publishes nothing more.
@@ -239,6 +248,8 @@ class KVManager:
         if whole > start:
             self._free(row, start, start + self._merge(row, handle, ids[:whole], start))
         self._free(row, whole, end)
+        if spent:
+            self.claims.spend(handle)
         self._cache.unlock(handle)
         self._leave(row)
 

@@ -16,6 +16,9 @@ from bough.base.plan import Ints
 WIDTH = 4
 """Bytes of one token or loc."""
 
+NOBODY, SHARED = 0, -1
+"""Owners of a node that no program, or more than one request, uses; programs have numbers from 1 on."""
+
 
 def to_bytes(values: Ints) -> bytes:
     """Native int32 bytes of ``values``."""
@@ -50,6 +53,9 @@ class Node:
         born: logical time of creation.
         hits: times the node was found by a later request.
         offered: whether it is a candidate for eviction (an unlocked leaf).
+        owner: number of the program that uses it, NOBODY or SHARED.
+        spent: whoever left it said that nothing will follow, and nobody has used it since.
+        leases: number of leases that keep it.
     """
 
     __slots__ = (
@@ -58,11 +64,14 @@ class Node:
         "end",
         "hits",
         "key",
+        "leases",
         "locks",
         "locs",
         "ns",
         "offered",
+        "owner",
         "parent",
+        "spent",
         "stamp",
         "start",
     )
@@ -80,6 +89,9 @@ class Node:
         self.born = now
         self.hits = 0
         self.offered = False
+        self.owner = NOBODY
+        self.spent = False
+        self.leases = 0
 
     @property
     def n_tokens(self) -> int:
@@ -87,12 +99,16 @@ class Node:
 
 
 class CacheHandle:
-    """A locked position: the end of ``node``. It keeps its place when nodes are split or grow below it."""
+    """A locked position: the end of ``node``. It keeps its place when nodes are split or grow below it.
 
-    __slots__ = ("node",)
+    ``owner`` is the program on whose behalf it was taken, or NOBODY.
+    """
 
-    def __init__(self, node: Node) -> None:
+    __slots__ = ("node", "owner")
+
+    def __init__(self, node: Node, owner: int = NOBODY) -> None:
         self.node = node
+        self.owner = owner
 
     @property
     def length(self) -> int:

@@ -14,7 +14,18 @@ import numpy as np
 from bough.base.messages import Namespace
 from bough.base.plan import Ints
 from bough.kv.eviction import EvictionPolicy
-from bough.kv.node import WIDTH, CacheHandle, Match, Node, NullObserver, TreeObserver, common_tokens, to_bytes
+from bough.kv.node import (
+    NOBODY,
+    SHARED,
+    WIDTH,
+    CacheHandle,
+    Match,
+    Node,
+    NullObserver,
+    TreeObserver,
+    common_tokens,
+    to_bytes,
+)
 
 
 class RadixTree:
@@ -80,8 +91,8 @@ class RadixTree:
 
     # -- locking
 
-    def lock(self, match: Match) -> CacheHandle:
-        """Keep the matched tokens; splits the last node where the match ends inside it.
+    def lock(self, match: Match, owner: int = NOBODY) -> CacheHandle:
+        """Keep the matched tokens for ``owner``; splits the last node where the match ends inside it.
 
         Raises RuntimeError when the tree changed shape after the match was made.
         """
@@ -93,12 +104,18 @@ class RadixTree:
         if match.length < node.end:
             node = self._split(node, match.length - node.start)
         self._now += 1
-        handle = CacheHandle(node)
+        handle = CacheHandle(node, owner)
         self._handles[handle] = None
         for step in _path(node):
             self._acquire(step)
-            self._use(step)
+            self._use(step, owner)
         return handle
+
+    def cut(self, match: Match) -> Node:
+        """The node that ends where ``match``, which found something, does; a split is no use of what is split."""
+        node = match.node
+        assert node is not None and match.version == self._version
+        return self._split(node, match.length - node.start) if match.length < node.end else node
 
     def unlock(self, handle: CacheHandle) -> None:
         """End ``handle``. RuntimeError when it has ended before."""
@@ -121,8 +138,13 @@ class RadixTree:
                 node.offered = False
                 self._policy.withdraw(node)
 
-    def _use(self, node: Node) -> None:
+    def _use(self, node: Node, owner: int) -> None:
         node.stamp = self._now
+        node.spent = False
+        if node.owner not in (owner, SHARED) or owner == NOBODY:
+            before, node.owner = node.owner, SHARED
+            if before > NOBODY:
+                self._policy.shared(node, before)
         if node.parent is not None:
             node.hits += 1
             self._policy.used(node)
@@ -163,17 +185,18 @@ class RadixTree:
             if matched < child.n_tokens:
                 child = self._split(child, matched)
             self._acquire(child)
-            self._use(child)
+            self._use(child, handle.owner)
             node, known = child, known + matched * WIDTH
         if known < len(raw):
-            node = self._append(node, raw[known:], to_bytes(locs)[known:])
+            node = self._append(node, raw[known:], to_bytes(locs)[known:], handle.owner)
         handle.node = node
         return known // WIDTH
 
-    def _append(self, node: Node, key: bytes, locs: bytes) -> Node:
+    def _append(self, node: Node, key: bytes, locs: bytes, owner: int) -> Node:
         """Put fresh tokens after the end of ``node``, which the caller's handle locks; the node that holds them."""
         old_end = node.end
-        if node.parent is not None and node.locks == 1 and not node.children:
+        own = node.owner == owner or owner == NOBODY
+        if own and node.parent is not None and node.locks == 1 and not node.children and not node.leases:
             node.key += key
             node.locs += locs
             node.end += len(key) // WIDTH
@@ -181,6 +204,7 @@ class RadixTree:
             parent, node = node, Node(node.ns, node, old_end, key, locs, self._now)
             parent.children[key[: self._page_bytes]] = node
             node.locks = 1
+            node.owner = owner
             self._version += 1
         node.stamp = self._now
         self.total_tokens += node.end - old_end
@@ -196,6 +220,7 @@ class RadixTree:
         cut = n_tokens * WIDTH
         upper = Node(lower.ns, parent, lower.start, bytes(lower.key[:cut]), bytes(lower.locs[:cut]), lower.born)
         upper.stamp, upper.hits, upper.locks = lower.stamp, lower.hits, lower.locks
+        upper.owner, upper.spent, upper.leases = lower.owner, lower.spent, lower.leases
         del lower.key[:cut], lower.locs[:cut]
         lower.start = upper.end
         lower.parent = upper

@@ -47,5 +47,9 @@ class ConfigReader:
             raise self._unusable(key, values)
         return None if values is None else list(values[:n_layers])
 
+    def unsupported(self, key: str) -> ConfigError:
+        """The error for a value that means something which is not computed."""
+        return ConfigError(f"models whose config has {key!r}: {self.raw.get(key)!r} are not supported")
+
     def _unusable(self, key: str, value: Any) -> ConfigError:
         return ConfigError(f"the model's config has no usable {key!r}: {value!r}")

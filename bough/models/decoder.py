@@ -24,7 +24,7 @@ from bough.device.layers.mlp import Activation, GatedMLP, activation_of
 from bough.device.layers.norm import LayerNorm, Norm, NormForm, RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
-from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
+from bough.device.ops.stack import LayerStack, StackShape
 from bough.models.base import CacheSpec, KVShape, labels_of
 from bough.models.config import ConfigReader
 
@@ -115,17 +115,20 @@ class Decoder:
     """A :class:`bough.models.base.Model`, as it is the architecture of Llama.
 
     Attributes:
-        c: the numbers of its config.
+        defaults: what configs leave out.
+        config, c: its config, and the numbers of it.
         context: what its layers are made with.
     """
 
     causal = True
+    defaults: Mapping[str, Any] = {}
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         self.context = context
-        self._config, self._n_positions = config, n_positions
+        self.config = ConfigReader({**self.defaults, **config})
+        self._n_positions = n_positions
         self._tables: dict[str, Tensor] = {}
-        self.c = c = self.read(ConfigReader(config))
+        self.c = c = self.read(self.config)
         self.labels = labels_of(config)
         tied = c.tied and not self.labels
         prefix = next((p for p in PREFIXES if context.has(f"{p}embed_tokens.weight")), PREFIXES[0])
@@ -140,7 +143,8 @@ class Decoder:
             self._head = ScoreHead(context, "score", len(self.labels), c.hidden_size)
         else:
             sizes = c.vocab_size, self.vocab_size, c.hidden_size
-            name = prefix.removesuffix("model.") + "lm_head" if context.has(f"{prefix}lm_head.weight") else "lm_head"
+            beside = f"{prefix.removesuffix('model.')}lm_head"
+            name = beside if context.has(f"{beside}.weight") else "lm_head"
             self._head = LMHead(context, name, sizes, self._embedding if tied else None, c.logit_scale, c.logit_softcap)
         context.check_all_read(self.ignores)
         self._attention = context.attention
@@ -194,6 +198,10 @@ class Decoder:
         """The rotary table of layer ``i``, [n_positions, R]."""
         return self.table()
 
+    def rope_settings(self, kind: str) -> dict[str, Any]:
+        """The rotary settings of layers of this kind, as :func:`bough.device.layers.rotary.rotary_table` takes them."""
+        return rope_parameters(self.config.raw, kind)
+
     def caches(self) -> tuple[CacheSpec, ...]:
         """What each layer keeps."""
         c = self.c
@@ -220,8 +228,7 @@ class Decoder:
     def table(self, kind: str = FULL) -> Tensor:
         """The rotary table of layers of this kind; of all of them, where the config does not tell them apart."""
         if kind not in self._tables:
-            settings = rope_parameters(self._config, kind)
-            table = rotary_table(settings, self.c.head_dim, self._n_positions)
+            table = rotary_table(self.rope_settings(kind), self.c.head_dim, self._n_positions)
             same = (other for other in self._tables.values() if torch.equal(other, table))
             self._tables[kind] = next(same, table.to(self.context.device))
         return self._tables[kind]
@@ -232,25 +239,19 @@ class Decoder:
 
     def _make_stack(self) -> LayerStack | None:
         """The op that computes all layers at once, where they and the kernels are of that kind."""
-        c = self.c
-        layers: list[StackedLayer] = []
-        for layer in self._layers:
-            stacked = layer.stacked()
-            if stacked is None:
-                return None
-            layers.append(stacked)
-        if not isinstance(self._norm, RMSNorm) or len(self._tables) != 1:
+        c, layers = self.c, [layer.stacked() for layer in self._layers]
+        known = [layer for layer in layers if layer is not None]
+        if len(known) < len(layers) or not isinstance(self._norm, RMSNorm):
             return None
         shape = StackShape(
-            n_heads=c.n_heads,
-            n_kv_heads=c.n_kv_heads,
-            head_dim=c.head_dim,
             hidden_size=c.hidden_size,
             intermediate_size=c.intermediate_size,
             eps=c.norm.eps,
-            scale=c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+            dtype=self.context.dtype,
+            gelu=c.activation == "gelu",
+            residual_scale=c.residual_scale,
         )
-        return self.context.ops.layer_stack(layers, self._norm.weight, self.table(), shape)
+        return self.context.ops.layer_stack(known, self._norm.weight, shape)
 
     # -- what the worker calls
 

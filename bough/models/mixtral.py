@@ -21,7 +21,7 @@ class Mixtral(Mistral):
         return read
 
     def mlp(self, prefix: str, i: int) -> FeedForward:
-        c, reader = self.c, ConfigReader(self._config)
+        c, reader = self.c, self.config
         n_experts = reader.size("num_local_experts", 8)
         routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 2), normalise=True)
         prefix = prefix.removesuffix("mlp") + "block_sparse_moe"

@@ -10,7 +10,6 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.moe import GatedExpert, Router, Routing, SparseMoE, read_experts
-from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder
 from bough.models.qwen2 import Qwen2
 
@@ -21,7 +20,7 @@ class QwenMoE(Decoder):
     """What Qwen's mixtures of experts have in common: which layers are one, and how they are routed."""
 
     def mlp(self, prefix: str, i: int) -> FeedForward:
-        c, reader = self.c, ConfigReader(self._config)
+        c, reader = self.c, self.config
         dense = reader.get("mlp_only_layers", [])
         if not isinstance(dense, list) or c.activation != "silu":
             raise ConfigError("the model's config has no usable 'mlp_only_layers', or experts other than with silu")
@@ -47,6 +46,6 @@ class Qwen2Moe(QwenMoE, Qwen2):
     """A :class:`bough.models.base.Model`."""
 
     def shared(self, prefix: str) -> FeedForward | None:
-        size = ConfigReader(self._config).size("shared_expert_intermediate_size")
+        size = self.config.size("shared_expert_intermediate_size")
         expert = GatedMLP(self.context, f"{prefix}.shared_expert", self.c.hidden_size, size)
         return GatedExpert(self.context, f"{prefix}.shared_expert_gate", self.c.hidden_size, expert)

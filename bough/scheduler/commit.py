@@ -10,7 +10,7 @@ import numpy as np
 from bough.base.messages import Finish, Logprob, Output
 from bough.base.plan import Bools, Ints, PositionLogprobs, StepResult
 from bough.scheduler.constraints import Constraints
-from bough.scheduler.finish import stop_reason
+from bough.scheduler.finish import OVER_BUDGET, stop_reason
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.req import Req, Status
 from bough.scheduler.rows import Rows
@@ -81,15 +81,18 @@ class Committer:
             req = flight.reqs[i]
             finish: Finish | None = None
             logprobs: list[Logprob] | None = None
+            news = [token]
             if close_look:
                 finish = self._judge(req, token, int(rows.n_ids[r[i]]))
-                if i in result.logprobs:
+                if finish is OVER_BUDGET:
+                    news = []
+                elif i in result.logprobs:
                     logprobs = [_wire(p) for p in result.logprobs[i]]
             outputs.append(
                 Output(
                     req.request.rid,
                     req.n_sent,
-                    [token],
+                    news,
                     req.n_prompt,
                     req.cached_len,
                     finish,
@@ -97,7 +100,7 @@ class Committer:
                     self._prompt_logprobs(req, result, i) if result.prompt_logprobs else None,
                 )
             )
-            req.n_sent += 1
+            req.n_sent += len(news)
             if finish is not None:
                 self._close(req)
         self.generated_tokens += len(where)
@@ -149,7 +152,7 @@ class Committer:
         for k, known in enumerate(tokens):
             ending = self._judge(req, known, first + k + 1)
             if ending is not None:
-                finish, tokens = ending, tokens[: k + 1]
+                finish, tokens = ending, tokens[: k + (ending is not OVER_BUDGET)]
                 break
         if finish is None and i in result.failed:
             finish = Finish("error", message=result.failed[i].message, status=result.failed[i].status)

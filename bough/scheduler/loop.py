@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from bough.base.config import ScheduleConfig
 from bough.base.errors import BoughError, InvalidRequest, Overloaded
 from bough.base.limits import Limits
@@ -16,6 +18,7 @@ from bough.base.messages import (
     Abort,
     Control,
     ControlReply,
+    EndProgram,
     Finish,
     FromEngine,
     ModelInfo,
@@ -34,6 +37,7 @@ from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
+from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req, Status, initial_logprob_from
 from bough.scheduler.rows import Rows
@@ -95,10 +99,18 @@ class Scheduler:
         self._stop_matcher = stop_matcher
         self._depth = config.depth
         self._rows = Rows(config.max_running, model.context_length)
-        policy = POLICIES.get(config.policy)(kv.waiting, draw)
+        self._programs = Programs(kv.capacity, kv.claims)
+        policy = POLICIES.get(config.policy)(kv.waiting, draw, self._programs)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
         self._planner = Planner(
-            kv, self._rows, self._queue, config.step_tokens, model.eos_ids, clock, whole=not model.causal
+            kv,
+            self._rows,
+            self._queue,
+            self._programs,
+            config.step_tokens,
+            model.eos_ids,
+            clock,
+            whole=not model.causal,
         )
         self._constraints = Constraints(
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
@@ -123,6 +135,7 @@ class Scheduler:
     def step(self) -> None:
         """One turn: plan, launch, and commit what is done. Blocks only on the device."""
         began = self._clock()
+        self._programs.tick(began)
         self._expire(began)
         self._open_gates()
         if self._in_flight and self._constraints.jumpy():
@@ -179,6 +192,7 @@ class Scheduler:
         self._steps += 1
         self._timings.device.append(result.seconds)
         self._timings.tokens.append(len(flight.plan.tokens))
+        self._programs.measured(result.seconds, len(flight.plan.tokens), len(flight.reqs))
         self._news += self._committer.commit(flight, result)
         self._forget(flight)
 
@@ -186,7 +200,12 @@ class Scheduler:
         for req in flight.reqs:
             # The client may have used the id again since its request was aborted in flight.
             if req.status is Status.FINISHED and self._reqs.get(req.request.rid) is req:
-                del self._reqs[req.request.rid]
+                self._drop(req)
+
+    def _drop(self, req: Req) -> None:
+        """``req`` has had its terminal event."""
+        if self._reqs.pop(req.request.rid, None) is not None:
+            self._programs.ended(req)
 
     # -- messages --------------------------------------------------------------------------------------
 
@@ -206,6 +225,8 @@ class Scheduler:
                     if (req := self._reqs.get(rid)) is not None:
                         self._end(req, Finish("abort", message="the request was aborted"))
                         self._aborted += 1
+            case EndProgram():
+                self._end_program(message)
             case Control():
                 self._control(message)
         self._send()
@@ -226,6 +247,7 @@ class Scheduler:
             generates=model.generates,
             classifies=bool(model.labels),
         )
+        self._programs.check(request)
         params = request.params
         now = self._clock()
         self._arrivals += 1
@@ -240,7 +262,9 @@ class Scheduler:
             ids=request.prompt,
             logprob_from=initial_logprob_from(request),
         )
-        if self._gates.hold(req):
+        held = self._gates.hold(req)
+        req.program = self._programs.arrive(req)
+        if held:
             req.status = Status.GATED
         else:
             self._queue.push(req)
@@ -268,6 +292,14 @@ class Scheduler:
         finish = Finish("error", message=str(error), status=error.status, param=error.param)
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
+    def _end_program(self, message: EndProgram) -> None:
+        state = self._programs.find(message.tenant, message.program)
+        if state is not None:
+            self._programs.close(state)
+            for req in list(state.reqs.values()) if message.abort else ():
+                self._end(req, Finish("abort", message="the program was aborted"))
+                self._aborted += 1
+
     def _control(self, message: Control) -> None:
         match message.op:
             case "flush_cache":
@@ -289,6 +321,14 @@ class Scheduler:
                 self.outbox.append(ControlReply(message.id, True, info={**self._adapters.names()}))
 
     def _send(self) -> None:
+        if self._programs.grants:
+            grants, self._programs.grants = self._programs.grants, {}
+            self._news = [
+                structs.replace(o, finish=structs.replace(o.finish, grant=grants[o.rid]))
+                if o.finish is not None and o.rid in grants
+                else o
+                for o in self._news
+            ]
         if self._news:
             self.outbox.append(Outputs(self._news))
             self._news = []
@@ -311,7 +351,7 @@ class Scheduler:
             req.status = Status.FINISHED
             self._ended_early += 1
             self._news.append(terminal(req, finish))
-        self._reqs.pop(req.request.rid, None)
+        self._drop(req)
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -363,7 +403,7 @@ class Scheduler:
             if req.failures >= MAX_FAILURES or (alone and req in flight.reqs):
                 req.status = Status.FINISHED
                 self._ended_early += 1
-                self._reqs.pop(req.request.rid, None)
+                self._drop(req)
                 finish = Finish("error", message="the engine failed while computing this request", status=500)
                 self._news.append(terminal(req, finish))
             else:

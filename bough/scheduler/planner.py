@@ -10,6 +10,8 @@ import numpy as np
 
 from bough.base.plan import LAST, Bools, Ints, RowInit, StepPlan
 from bough.kv.manager import KVManager
+from bough.kv.node import NOBODY
+from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import EMPTY, NO_ROW, Req, Status
 from bough.scheduler.rows import Rows, end_ids
@@ -61,6 +63,7 @@ class Planner:
         kv: KVManager,
         rows: Rows,
         queue: WaitQueue,
+        programs: Programs,
         step_tokens: int,
         eos_ids: tuple[int, ...],
         clock: Callable[[], float],
@@ -72,6 +75,7 @@ class Planner:
         self._whole = whole
         self._rows = rows
         self._queue = queue
+        self._programs = programs
         self._step_tokens = step_tokens
         self._eos_ids = eos_ids
         self._clock = clock
@@ -124,12 +128,17 @@ class Planner:
 
     def vacate(self, row: int, upto: int) -> None:
         """End the tenure of ``row``; the KV of its first ``upto`` tokens goes into the tree."""
-        self._kv.release(row, self._rows.ids[row, :upto], upto)
+        req = self._rows.req(row)
+        self._programs.vacated(req)
+        named = req.request.program
+        spent = named is not None and named.next_uses == 0 and req.status is Status.FINISHED
+        self._kv.release(row, self._rows.ids[row, :upto], upto, spent=spent)
         self._rows.leave(row)
         self._released.append(row)
 
     def discard(self, row: int, valid: int) -> None:
         """End the tenure of ``row`` after a failed forward; only its first ``valid`` tokens have KV."""
+        self._programs.vacated(self._rows.req(row))
         self._kv.discard(row, valid)
         self._rows.leave(row)
         self._released.append(row)
@@ -245,7 +254,8 @@ class Planner:
         reserved = self._reserved(req) if len(rows) else 0
         if kv.available < len(req.ids) - self._queue.length(req) + reserved:
             return 0  # not even if everything it matches stayed evictable
-        admission = kv.admit(req.request.namespace, req.ids, req.match_limit)
+        owner = NOBODY if req.program is None else req.program.number
+        admission = kv.admit(req.request.namespace, req.ids, req.match_limit, owner)
         if admission is None:
             return 0
         row, cached_len = admission.row, admission.cached_len
@@ -257,6 +267,7 @@ class Planner:
             kv.release(row, req.ids, 0)
             return 0
         self._queue.take(req)
+        self._programs.admitted(req, cached_len)
         if not req.started:
             req.cached_len = cached_len
             self.prompt_tokens += req.n_prompt

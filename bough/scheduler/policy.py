@@ -12,6 +12,7 @@ from typing import Protocol
 
 from bough.base.registry import Registry
 from bough.kv.waiting import WaitingIndex
+from bough.scheduler.programs import Programs
 from bough.scheduler.req import Req
 
 Key = tuple[float, ...]
@@ -21,9 +22,16 @@ REBUILD_SHARE = 8
 
 
 class Policy(Protocol):
-    """Order of the waiting requests. ``preemptive``: a waiting head may push a running request out."""
+    """Order of the waiting requests.
+
+    ``preemptive``: a waiting head may push a running request out.
+    """
 
     preemptive: bool
+
+    def ages(self, req: Req) -> bool:
+        """The policy itself bounds how long ``req`` waits."""
+        ...
 
     def push(self, req: Req, length: int) -> None:
         """``req`` waits; ``length`` of its tokens are in the cache."""
@@ -57,6 +65,9 @@ class KeyPolicy:
         self._follows_cache = follows_cache
         self._heap: list[tuple[Key, int]] = []
         self._waiting: dict[int, tuple[Key, Req]] = {}
+
+    def ages(self, req: Req) -> bool:
+        return False
 
     def push(self, req: Req, length: int) -> None:
         key = self._key(req, length)
@@ -110,6 +121,9 @@ class DepthFirst:
         self._started: dict[int, Req] = {}
         self._order: list[int] | None = None
 
+    def ages(self, req: Req) -> bool:
+        return False
+
     def push(self, req: Req, length: int) -> None:
         self._waiting[req.order] = req
         if req.started:
@@ -137,32 +151,33 @@ class DepthFirst:
         return None
 
 
-PolicyFactory = Callable[[WaitingIndex, Callable[[], int]], Policy]
+PolicyFactory = Callable[[WaitingIndex, Callable[[], int], Programs], Policy]
 POLICIES: Registry[PolicyFactory] = Registry("scheduling policy")
 for _name in ("lpm", "fcfs", "dfs", "priority", "random"):
     POLICIES.add(_name, f"bough.scheduler.policy:{_name}")
+POLICIES.add("program", "bough.scheduler.program_policy:ProgramPolicy")
 
 
-def lpm(index: WaitingIndex, draw: Callable[[], int]) -> Policy:
+def lpm(index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> Policy:
     """Longest prefix match first."""
     return KeyPolicy(lambda req, length: (not req.started, -length), follows_cache=True)
 
 
-def fcfs(index: WaitingIndex, draw: Callable[[], int]) -> Policy:
+def fcfs(index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> Policy:
     """First come, first served."""
     return KeyPolicy(lambda req, length: (not req.started,))
 
 
-def dfs(index: WaitingIndex, draw: Callable[[], int]) -> Policy:
+def dfs(index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> Policy:
     """Depth first through the tree."""
     return DepthFirst(index)
 
 
-def priority(index: WaitingIndex, draw: Callable[[], int]) -> Policy:
+def priority(index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> Policy:
     """Largest priority first; a running request of lower priority makes room."""
     return KeyPolicy(lambda req, length: (-req.request.priority, not req.started), preemptive=True)
 
 
-def random(index: WaitingIndex, draw: Callable[[], int]) -> Policy:
+def random(index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> Policy:
     """Any order; ``draw`` is the injected source of randomness."""
     return KeyPolicy(lambda req, length: (not req.started, draw()))

@@ -47,7 +47,8 @@ class WaitQueue:
         self._index.add(req.order, req.request.namespace, req.ids, req.match_limit)
         self._reqs[req.order] = req
         self.tokens += len(req.ids)
-        heapq.heappush(self._oldest, req.order)
+        if not self._policy.ages(req):
+            heapq.heappush(self._oldest, req.order)
         self._policy.push(req, self._index.length(req.order))
 
     def remove(self, req: Req) -> None:

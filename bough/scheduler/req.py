@@ -10,6 +10,7 @@ import numpy as np
 from bough.base.messages import Request
 from bough.base.plan import NO_ADAPTER, Ints
 from bough.scheduler.guide import Guide
+from bough.scheduler.programs import ProgramState
 from bough.text.stop import StopMatcher
 
 NO_ROW = -1
@@ -48,6 +49,7 @@ class Req:
         failures: failed forwards it took part in.
         guide: state of its constraint, None without one.
         adapter: the place of its adapter, once it is loaded; NO_ADAPTER without one.
+        program: what it is a part of, None for a program of one request.
     """
 
     request: Request
@@ -67,6 +69,7 @@ class Req:
     failures: int = 0
     guide: Guide | None = None
     adapter: int = NO_ADAPTER
+    program: ProgramState | None = None
 
     @property
     def n_prompt(self) -> int:

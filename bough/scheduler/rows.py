@@ -99,6 +99,7 @@ class Rows:
             req.stop is not None
             or params.logprobs is not None
             or bool(params.logprob_token_ids)
+            or (req.program is not None and req.program.budget is not None)
             or len(stops) > STOP_WIDTH
         )
         self.guided[row] = req.guide is not None

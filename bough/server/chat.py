@@ -37,6 +37,7 @@ from bough.server.options import (
     sequence_rids,
     truncated,
 )
+from bough.server.programs import cache_lease, program_of
 from bough.server.reply import Reply, message_of
 from bough.server.schema import UNSUPPORTED_CHAT, ChatRequest, TokenizeRequest, refuse_unsupported
 from bough.server.service import Service
@@ -140,7 +141,9 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         top if body.logprobs else None,
         body.prompt_logprobs,
     )
-    options = shape.options(openai_options(service, call.engine, body, lengths, rids[0]))
+    program = program_of(call.program, body.program)
+    options = openai_options(service, call.engine, body, lengths, rids[0], program, cache_lease(body))
+    options = shape.options(options)
     service.admit(call.flight, sequence_rids([options]))
     envelope = Response(
         id=response_id,

@@ -37,6 +37,7 @@ from bough.server.options import (
     split_prompt,
     truncated,
 )
+from bough.server.programs import program_of
 from bough.server.schema import UNSUPPORTED_COMPLETION, CompletionRequest, refuse_unsupported
 from bough.server.service import Service
 from bough.server.thinking import thoughtful
@@ -109,8 +110,11 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
         # The text of a prompt that was cut is what its ids say.
         prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
+    program = program_of(call.program, body.program)
     options = [
-        thoughtful(openai_options(service, engine, body, _lengths(service, body, prompt), rid), body, call, prompt.ids)
+        thoughtful(
+            openai_options(service, engine, body, _lengths(service, body, prompt), rid, program), body, call, prompt.ids
+        )
         for prompt, rid in zip(prompts, rids, strict=True)
     ]
     service.admit(call.flight, sequence_rids(options))

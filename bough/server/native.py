@@ -33,6 +33,7 @@ from bough.server.options import (
     timeout_of,
     top_k_of,
 )
+from bough.server.programs import granted, lease_of, program_of
 from bough.server.schema import (
     UNSUPPORTED_NATIVE,
     UNSUPPORTED_NATIVE_SAMPLING,
@@ -51,7 +52,7 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 PER_PROMPT = (
     "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key", "cache_salt",
-    "lora_path",
+    "lora_path", "program", "lease",
 )  # fmt: skip
 """Fields that may be a list of one value for each prompt."""
 
@@ -101,6 +102,7 @@ async def generate(call: Call, body: GenerateRequest) -> Answer:
     refuse_unsupported(body, UNSUPPORTED_NATIVE)
     if body.modalities not in (None, [], ["text"]):
         raise InvalidRequest("modalities other than text are not supported yet by this version", param="modalities")
+    body.program = body.program or program_of(call.program, None)
     given, batch = _prompts(body, call.service)
     prompts = await encode_prompts(
         call.engine, call.service, given, add_special=True, param="text" if body.input_ids is None else "input_ids"
@@ -192,6 +194,8 @@ def _options(
         rid=rid,
         constraint=native_constraint(sampling, service.limits),
         interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
+        program=_each(body.program, i),
+        lease=lease_of(_each(body.lease, i)),
     )
     return options, silent
 
@@ -293,6 +297,8 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     }
     if chunk.finish is not None:
         meta["e2e_latency"] = time.perf_counter() - job.call.started
+        if chunk.finish.grant is not None:
+            meta["program"] = granted(chunk.finish.grant)
         if chunk.finish.warnings:
             meta["warnings"] = chunk.finish.warnings
     if sequence.options.params.logprobs is not None:

@@ -12,6 +12,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.base.messages import Namespace
 from bough.base.params import SamplingParams
+from bough.base.program import Lease, Program
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import GenerateOptions
 from bough.server.constraints import constraint_of
@@ -174,7 +175,13 @@ def about_request(body: Sampling, limits: Limits) -> dict[str, Any]:
 
 
 def openai_options(
-    service: Service, engine: AsyncEngine, body: Sampling, lengths: Lengths, rid: str
+    service: Service,
+    engine: AsyncEngine,
+    body: Sampling,
+    lengths: Lengths,
+    rid: str,
+    program: Program | None = None,
+    lease: Lease | None = None,
 ) -> GenerateOptions:
     """Options of one prompt of an OpenAI request. Ranges are checked by the engine's one gate."""
     params = SamplingParams(
@@ -213,6 +220,8 @@ def openai_options(
         rid=rid,
         constraint=constraint_of(body, service.limits),
         interval=at_least_one("stream_interval", body.stream_interval, service.limits.stream_buffer_tokens),
+        program=program,
+        lease=lease,
     )
 
 

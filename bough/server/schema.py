@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bough.base.errors import InvalidRequest
+from bough.base.program import Program
 
 T = TypeVar("T")
 
@@ -126,6 +127,7 @@ class Sampling(Constrained, kw_only=True):
     extra_key: str | None = None
     echo: bool | None = None
     user: str | None = None
+    program: Program | None = None
     metadata: dict[str, str] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
 
@@ -232,6 +234,8 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
+    program: Program | list[Program] | None = None
+    lease: float | list[float] | None = None
     input_embeds: Any = None
     image_data: Any = None
     audio_data: Any = None

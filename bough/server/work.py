@@ -21,6 +21,7 @@ from bough.server.auth import Principal
 from bough.server.body import ClientGone, check_headers, decode_body, read_body
 from bough.server.dialect import DONE, OPENAI, Dialect
 from bough.server.errors import Aborted, retry_headers
+from bough.server.programs import program_headers
 from bough.server.service import Flight, Service
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Call:
         engine: as the tenant may use it.
         started: in the clock of ``time.perf_counter``.
         path, query: parameters of the URL.
+        program: the fields of the program envelope that came as headers.
     """
 
     service: Service
@@ -49,6 +51,7 @@ class Call:
     principal: Principal
     path: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
+    program: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Work(Response, Generic[T]):
                 engine = service.ready_engine().for_tenant(principal.tenant)
                 call = Call(
                     service, engine, flight, request_id, started, principal, scope.get("path_params", {}),
-                    QueryParams(scope["query_string"]),
+                    QueryParams(scope["query_string"]), program_headers(scope["headers"]),
                 )  # fmt: skip
                 body = await read_body(receive, service.limits)
                 if service.config.serve.log_requests == "full":

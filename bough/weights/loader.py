@@ -43,8 +43,8 @@ class Checkpoint(Protocol):
 
     Attributes:
         path: the file or folder.
-        config: as in ``config.json``; ``rope_theta``, ``rope_scaling`` (None or a dict with ``rope_type``) and
-            ``tie_word_embeddings`` are always present.
+        config: as in ``config.json``; ``rope_scaling`` (None or a dict with ``rope_type``) and ``tie_word_embeddings``
+            are always present.
         generation_config: as in ``generation_config.json``, empty if there is none.
         tokenizer_source: what a tokenizer is built from.
         pooling: how embeddings are made of hidden states, where it tells.
@@ -117,16 +117,18 @@ class GgufCheckpoint:
 class FolderCheckpoint:
     """A Hugging Face folder: ``config.json``, safetensors, tokenizer files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, weights: bool = True) -> None:
+        """Without ``weights`` it has no parameters, whatever there is."""
         self.path = path
         config = read_json(path / "config.json")
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
         self._method = method_of(config)
-        self._files = open_folder(path)
+        self._files = open_folder(path) if weights else {}
         self._names = self._plain_names()
         self._told = False
-        self.config = _plain_config(config, "lm_head.weight" in self._files)
+        headed = any(name.endswith("lm_head.weight") for name in self._files)
+        self.config = _plain_config(config, not weights or headed)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
@@ -201,10 +203,16 @@ def _pooling(folder: Path) -> Pooling | None:
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     """``config`` in one spelling, whichever release of transformers wrote it.
 
-    New files keep theta and scaling together in ``rope_parameters``; old scalings say ``type``.
+    New files keep theta and scaling together in ``rope_parameters``; old scalings say ``type``. Where they differ
+    between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a ``text_config``.
     """
-    plain = dict(config)
-    together = plain.pop("rope_parameters", None)
+    text = config.get("text_config")
+    plain = {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else dict(config)
+    together = plain.get("rope_parameters")
+    if isinstance(together, dict) and not any(isinstance(value, dict) for value in together.values()):
+        del plain["rope_parameters"]
+    else:
+        together = None
     scaling = plain.get("rope_scaling")
     if isinstance(together, dict):
         scaling = {key: value for key, value in together.items() if key != "rope_theta"}
@@ -215,16 +223,20 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     if not isinstance(scaling, dict) or scaling.get("rope_type", "default") == "default":
         scaling = None
     plain["rope_scaling"] = scaling
-    plain.setdefault("rope_theta", 10000.0)
     plain["tie_word_embeddings"] = plain.get("tie_word_embeddings") is True or not has_head
     return plain
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, weights: bool = True) -> Checkpoint:
     """Open a GGUF file, or a folder with safetensors or with one GGUF file.
 
-    Raises ConfigError if it is damaged, of an unsupported kind, or missing.
+    Without ``weights`` a folder needs only a config and a tokenizer. Raises ConfigError if it is damaged, of an
+    unsupported kind, or missing.
     """
+    if not weights:
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"{path} has no config.json, which random weights are made after")
+        return FolderCheckpoint(path, weights=False)
     if path.is_dir():
         ggufs = sorted(path.glob("*.gguf"))
         if any(path.glob("*.safetensors")) or not ggufs:

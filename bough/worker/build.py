@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 
 from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
+from bough.base.plan import StepPlan
+from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
+from bough.models.base import KVShape, Model
 from bough.models.registry import MODELS
 from bough.worker.device_rows import DeviceRows
+from bough.worker.graphs import Capture, DecodeGraphs
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import pool_tokens
 from bough.worker.model_runner import ModelRunner
@@ -25,6 +30,7 @@ KV_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
 }
 
 
@@ -36,11 +42,13 @@ class WorkerSizes:
         n_ids: ids that the tokenizer knows.
         context_length: longest sequence.
         n_rows: most sequences in one step.
+        step_tokens: most tokens in one step, where memory has to be kept for its activations; 0: none has.
     """
 
     n_ids: int
     context_length: int
     n_rows: int
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +69,15 @@ def build_worker(
     sizes: WorkerSizes,
     kv: KVConfig,
     free_memory: Callable[[], int],
+    peak: Callable[[Callable[[], object]], int] = lambda run: 0,
+    capture: Capture | None = None,
 ) -> BuiltWorker:
     """Load the model that ``config`` (a Hugging Face config) describes and size the pool.
 
-    ``free_memory`` is asked for bytes once the parameters are loaded. Raises ConfigError for a model that cannot be
-    served or memory that does not suffice. ``vocab_size`` of the result is the number of ids with a logit.
+    ``free_memory`` is asked for bytes once the parameters are loaded, ``peak`` for those that the largest step takes
+    beside them; with ``capture``, for an attention that can be captured, steps of decodes are. Raises ConfigError for
+    a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the number of ids
+    with a logit.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -78,12 +90,30 @@ def build_worker(
         if kv.kv_dtype != "auto":
             shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
         if model.causal:
-            n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory())
+            taken = peak(lambda: run_largest(model, context, shape, sizes)) if sizes.step_tokens else 0
+            n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory() - taken)
         else:  # which keeps nothing; the cells only count
             n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
         pool = KVPool(shape, n_tokens, context.device)
         rows = DeviceRows(sizes.n_rows, n_positions, context.device)
-    runner = ModelRunner(model, context.attention, pool, context.adapters)
+        runner = ModelRunner(model, context.attention, pool, context.adapters)
+        if capture is not None and model.causal:
+            attention = cast(CapturedAttention, context.attention)
+            runner.use(DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows))
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)
+
+
+def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: WorkerSizes) -> None:
+    """A step of ``sizes.step_tokens`` tokens and the logits of all rows, on a pool of its own."""
+    n, length = sizes.step_tokens, min(sizes.step_tokens, sizes.context_length)
+    n_new = np.array([length] * (n // length) + ([n % length] if n % length else []), np.int32)
+    zeros = np.zeros(len(n_new), np.int32)
+    plan = StepPlan(
+        0, zeros[:0], (), np.arange(len(n_new), dtype=np.int32), zeros, n_new, np.zeros(n, np.int32),
+        np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
+    )  # fmt: skip
+    runner = ModelRunner(model, context.attention, KVPool(shape, n, context.device))
+    _, hidden = runner.forward(plan, DeviceRows(len(n_new), length, context.device))
+    runner.logits(hidden[: sizes.n_rows]).float()

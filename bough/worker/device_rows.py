@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from bough.base.plan import NO_ADAPTER, Ints, RowInit
+from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
 
@@ -17,28 +18,28 @@ class DeviceRows:
     cells and its own entries here, and its results are dropped by the host.
 
     Attributes:
-        page_table: [n_rows, max_len] int32, position -> loc. Entries past a row's length are stale.
-        last_token: [n_rows] int32, the token that the row sampled last; a valid id always.
-        adapter: [n_rows] the place of the row's adapter, or NO_ADAPTER (host).
+        page_table: [n_rows + 1, max_len] int32, position -> loc. Entries past a row's length are stale. The last row is
+            nobody's: what fills up a batch to a size that the device is prepared for.
+        last_token: [n_rows + 1] int32, the token that the row sampled last; a valid id always.
+        adapter: [n_rows + 1] the place of the row's adapter, or NO_ADAPTER (host).
     """
 
     def __init__(self, n_rows: int, max_len: int, device: torch.device) -> None:
         """``max_len`` is the longest sequence plus the one token that overlap may compute too many."""
         self.device = device
-        self.page_table = torch.zeros((n_rows, max_len), dtype=torch.int32, device=device)
-        self.last_token = torch.zeros(n_rows, dtype=torch.int32, device=device)
-        self.adapter: Ints = np.full(n_rows, NO_ADAPTER, np.int32)
+        self.n_rows = n_rows
+        self.page_table = torch.zeros((n_rows + 1, max_len), dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(n_rows + 1, dtype=torch.int32, device=device)
+        self.adapter: Ints = np.full(n_rows + 1, NO_ADAPTER, np.int32)
 
     def add(self, init: RowInit) -> None:
         """Take in a row with the KV that it shares from the start."""
         n_cached = len(init.prefix_locs)
         if n_cached:
-            self.page_table[init.row, :n_cached] = torch.tensor(init.prefix_locs, device=self.device)
+            self.page_table[init.row, :n_cached] = to_device(init.prefix_locs, self.device)
         self.last_token[init.row] = int(init.ids[-1])
         self.adapter[init.row] = init.adapter
 
-    def set_last(self, rows: list[int], tokens: Ints) -> None:
-        """Note what ``rows`` sampled."""
-        self.last_token[torch.tensor(rows, dtype=torch.int64, device=self.device)] = torch.from_numpy(tokens).to(
-            self.device
-        )
+    def set_last(self, rows: Tensor, tokens: Tensor) -> None:
+        """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
+        self.last_token[rows] = tokens.clamp(min=0).int()

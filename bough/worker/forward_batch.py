@@ -1,4 +1,4 @@
-"""The device tensors of one plan.
+"""One plan as arrays of the host, and as the tensors of a forward.
 
 Shapes: B rows in the plan, T new tokens, S rows that sample.
 """
@@ -11,12 +11,46 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, SharedPrefix, StepPlan
+from bough.base.plan import Ints, SharedPrefix, StepPlan
 from bough.device.attention.base import AttentionBatch
+from bough.device.attention.work import HostBatch
 from bough.device.ops.groups import SharedGroups
+from bough.device.platform.copies import to_device
 from bough.worker.device_rows import DeviceRows
 
 Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostStep:
+    """What a forward is told about a plan, in one array: one copy to the device, where every further one counts.
+
+    Attributes:
+        array: int32, the parts one after the other.
+        lengths: of the parts: rows, q_start, seq_len [B], positions, out_loc, row of each token, tokens [T], and for
+            the rows that sample, sample_at and row [S].
+        attention: rows, starts and lengths once more.
+        sampled: [S] plan indices of the rows that sample.
+    """
+
+    array: Ints
+    lengths: tuple[int, ...]
+    attention: HostBatch
+    sampled: NDArray[np.intp]
+
+    @classmethod
+    def from_plan(cls, plan: StepPlan) -> HostStep:
+        q_start = np.zeros(len(plan.rows) + 1, np.int32)
+        np.cumsum(plan.n_new, out=q_start[1:])
+        positions = np.arange(q_start[-1], dtype=np.int32) - np.repeat(q_start[:-1] - plan.start, plan.n_new)
+        sampled = np.flatnonzero(plan.sample)
+        seq_len = plan.start + plan.n_new
+        parts = (
+            plan.rows, q_start, seq_len, positions, plan.out_loc, np.repeat(plan.rows, plan.n_new), plan.tokens,
+            q_start[1:][sampled] - 1, plan.rows[sampled],
+        )  # fmt: skip
+        host = HostBatch(plan.rows, q_start, seq_len, plan.shared)
+        return cls(np.concatenate(parts).astype(np.int32), tuple(len(part) for part in parts), host, sampled)
 
 
 @dataclass(slots=True)
@@ -28,6 +62,7 @@ class ForwardBatch:
         attention: positions, locs and lengths.
         sampled: [S] plan indices of the rows that sample (host).
         sample_at: [S] int32 index among the T tokens of the position that each of them samples from.
+        sample_rows: [S] int32 the rows themselves.
         host_q_start: [B + 1] ``q_start`` (host).
         adapters: [B] the place of each row's adapter, or NO_ADAPTER (host).
     """
@@ -36,6 +71,7 @@ class ForwardBatch:
     attention: AttentionBatch
     sampled: NDArray[np.intp]
     sample_at: Tensor
+    sample_rows: Tensor
     host_q_start: NDArray[np.int32]
     adapters: NDArray[np.int32]
 
@@ -44,19 +80,19 @@ class ForwardBatch:
         """Build the tensors and enter the new locs into the page table.
 
         Tokens that the plan leaves to the device (``LAST``) come from ``rows.last_token``, so plans must be
-        turned into batches in their order, each after the sampling of the one before it.
+        turned into batches in their order, each after the sampling of the one before it was launched.
         """
-        q_start = np.zeros(len(plan.rows) + 1, np.int32)
-        np.cumsum(plan.n_new, out=q_start[1:])
-        positions = np.arange(q_start[-1], dtype=np.int32) - np.repeat(q_start[:-1] - plan.start, plan.n_new)
-        sampled = np.flatnonzero(plan.sample)
-        # One copy to the device: on a small model's step every further one counts.
-        host = (
-            plan.rows, q_start, plan.start + plan.n_new, positions, plan.out_loc, np.repeat(plan.rows, plan.n_new),
-            q_start[1:][sampled] - 1,
-        )  # fmt: skip
-        whole = _to(np.concatenate(host), rows)
-        b_rows, starts, seq_len, at, out_loc, row_of, sample_at = torch.split(whole, [len(part) for part in host])
+        step = HostStep.from_plan(plan)
+        return cls.of(step, to_device(step.array, rows.device), rows, _groups(plan.shared, rows))
+
+    @classmethod
+    def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
+        """The same from ``whole``, the array of ``step`` on the device. Nothing here looks at a number of it."""
+        b_rows, starts, seq_len, at, out_loc, row_of, given, sample_at, sample_rows = torch.split(
+            whole[: sum(step.lengths)], list(step.lengths)
+        )
+        rows.page_table[row_of, at] = out_loc
+        tokens = torch.where(given < 0, rows.last_token[row_of], given)
         attention = AttentionBatch(
             page_table=rows.page_table,
             rows=b_rows,
@@ -64,10 +100,11 @@ class ForwardBatch:
             seq_len=seq_len,
             positions=at,
             out_loc=out_loc,
-            groups=_groups(plan.shared, rows),
+            groups=groups,
+            host=step.attention,
         )
-        rows.page_table[row_of, at] = out_loc
-        return cls(_tokens(plan, row_of, rows), attention, sampled, sample_at, q_start, rows.adapter[plan.rows])
+        host = step.attention
+        return cls(tokens, attention, step.sampled, sample_at, sample_rows, host.q_start, rows.adapter[host.rows])
 
 
 def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:
@@ -76,20 +113,4 @@ def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups 
     start = np.cumsum([0, *(len(prefix.rows) for prefix in shared)])
     members = np.concatenate([prefix.rows for prefix in shared])
     tokens = np.array([prefix.n_tokens for prefix in shared])
-    return SharedGroups(_to(start, rows), _to(members, rows), _to(tokens, rows))
-
-
-def _tokens(plan: StepPlan, row_of: Tensor, rows: DeviceRows) -> Tensor:
-    unknown = np.flatnonzero(plan.tokens == LAST)
-    if len(unknown) == len(plan.tokens):
-        return rows.last_token[row_of]
-    tokens = _to(plan.tokens, rows)
-    if len(unknown):
-        at = torch.from_numpy(unknown).to(rows.device)
-        tokens[at] = rows.last_token[row_of[at]]
-    return tokens
-
-
-def _to(values: NDArray[np.integer], rows: DeviceRows) -> Tensor:
-    """An int32 copy on the device: plans are read-only and may be shared with other ranks."""
-    return torch.tensor(np.asarray(values, np.int32), device=rows.device)
+    return SharedGroups(*(to_device(part.astype(np.int32), rows.device) for part in (start, members, tokens)))

@@ -14,16 +14,18 @@ Tensor = torch.Tensor
 class KVPool:
     """Keys and values of every layer: cells [n_tokens, KH, D] as its spec says, indexed by loc.
 
+    One more cell, ``spare_loc``, is nobody's: rows that fill up a batch write to it.
+
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
     before that.
     """
 
     def __init__(self, shape: KVShape, n_tokens: int, device: torch.device) -> None:
         self.shape = shape
-        self.n_tokens = n_tokens
+        self.n_tokens = self.spare_loc = n_tokens
 
         def cells(layer: CacheSpec, dim: int) -> Cells:
-            size = (n_tokens, layer.n_heads, dim)
+            size = (n_tokens + 1, layer.n_heads, dim)
             data = torch.empty(size, dtype=shape.dtype, device=device)
             if device.type == "cpu":
                 # Cells of a fresh pool are first written in the middle of a step: 512 times fewer page faults.

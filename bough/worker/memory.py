@@ -30,6 +30,7 @@ def pool_tokens(config: KVConfig, bytes_per_token: int, free_bytes: int) -> int:
                 param="pool_tokens",
             )
     else:
+        assert config.memory_share is not None
         tokens = int(free_bytes * config.memory_share) // bytes_per_token // page * page
     if tokens < max(SMALLEST, page):
         raise ConfigError(

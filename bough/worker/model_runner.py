@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
+from bough.base.plan import StepPlan
 from bough.device.attention.base import AttentionBackend
 from bough.device.lora.pool import AdapterPool
 from bough.models.base import Model
+from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.kv_pool import KVPool
+
+if TYPE_CHECKING:
+    from bough.worker.graphs import DecodeGraphs
 
 Tensor = torch.Tensor
 
@@ -23,14 +30,26 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self._pool = pool
+        self._graphs: DecodeGraphs | None = None
         self._adapters = adapters
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """Last hidden states [T, D]; the KV of the batch's tokens is in the pool afterwards."""
+    def forward(self, plan: StepPlan, rows: DeviceRows) -> tuple[ForwardBatch, Tensor]:
+        """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards."""
+        if self._graphs is not None and (replayed := self._graphs.forward(plan)) is not None:
+            return replayed
+        batch = ForwardBatch.from_plan(plan, rows)
         self._attention.plan(batch.attention)
+        return batch, self.compute(batch)
+
+    def compute(self, batch: ForwardBatch) -> Tensor:
+        """Last hidden states [T, D] of a batch that attention is planned for."""
         if self._adapters is not None:
             self._adapters.plan(batch.adapters.tolist(), np.diff(batch.host_q_start).tolist())
         return self._model.forward(batch.tokens, self._pool.k, self._pool.v)
+
+    def use(self, graphs: DecodeGraphs) -> None:
+        """Replay ``graphs``, made with :meth:`compute`, for the steps that they take."""
+        self._graphs = graphs
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, D] of chosen positions -> logits [N, V]."""

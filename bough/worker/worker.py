@@ -1,27 +1,32 @@
-"""One rank: a StepPlan in, a StepResult out, synchronously and in the order of the plans.
+"""One rank: a StepPlan in, a StepResult out, in the order of the plans.
 
-An executor calls it inline, or from a thread of its own so that the host's work overlaps with it. With
-overlap, plan n + 1 may be written before the result of plan n is known: the tokens that the host does not know
-come from the device's own rows, and a row that turns out to have ended is simply computed once more.
+A step has three parts. ``forward`` and ``launch`` ask the device for work and do not wait for it; ``finish`` waits. An
+executor calls them inline, where the device computes by itself, or from a thread of its own. With overlap, plan n + 1
+may be written, and launched, before the result of plan n is known: the tokens that the host does not know come from the
+device's own rows, and a row that turns out to have ended is simply computed once more.
+
+What a row's sampling depends on besides its logits (penalties, bad words) is kept on the host. Where a step has such
+rows, the one before it is finished before it is sampled: behind its forward, which keeps the device busy meanwhile.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bough.base.plan import LAST, Failure, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
 from bough.device.lora.pool import AdapterPool
+from bough.device.platform.copies import Timer, to_device
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
 from bough.worker.pooling import Pooler
 from bough.worker.sampling.base import SampleContext
 from bough.worker.sampling.logprobs import PromptLogprobs
-from bough.worker.sampling.sampler import Sampled, Sampler
+from bough.worker.sampling.sampler import Sampled, Sampler, Sampling
 
 Tensor = torch.Tensor
 
@@ -34,13 +39,33 @@ class ForwardHandle:
         plan: the plan.
         batch: its device tensors.
         hidden: [T, D] last hidden states.
-        seconds: device time so far.
+        timer: of the forward.
     """
 
     plan: StepPlan
     batch: ForwardBatch
     hidden: Tensor
-    seconds: float
+    timer: Timer
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step whose sampling was launched.
+
+    Attributes:
+        plan, sampled, timers: the plan, the plan indices of the rows that sample, and timers of forward and sampling.
+        result: what is known so far; complete once it is ``finished``.
+        sampling: the tokens on their way, or here already.
+        removed: rows that were given to others since.
+    """
+
+    plan: StepPlan
+    sampled: NDArray[np.intp]
+    timers: tuple[Timer, Timer]
+    result: StepResult
+    sampling: Sampling | Sampled | None = None
+    removed: set[int] = field(default_factory=set)
+    finished: bool = False
 
 
 class Worker:
@@ -68,25 +93,30 @@ class Worker:
         self._prompt_logprobs = prompt_logprobs
         self._pooler = Pooler()
         self._broken: dict[int, Failure] = {}
-        self._known = np.zeros(len(rows.last_token), np.int32)
-        """[n_rows] ids of each row that the sampler knows of."""
+        self._unfinished: list[Launched] = []
+        self._known = np.zeros(rows.n_rows, np.int32)
+        """[n_rows] ids of each row that the sampler knows of, or will once what is launched is finished."""
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
         """Update the row state and compute the plan's tokens."""
-        began = time.perf_counter()
+        timer = Timer(self._rows.device)
         with torch.inference_mode():
             for row in plan.released.tolist():
                 self._remove(row)
             for init in plan.admitted:
                 self._add(init)
             self._take_forced(plan)
-            batch = ForwardBatch.from_plan(plan, self._rows)
-            hidden = self._runner.forward(batch)
-        return ForwardHandle(plan, batch, hidden, time.perf_counter() - began)
+            batch, hidden = self._runner.forward(plan, self._rows)
+        timer.stop()
+        return ForwardHandle(plan, batch, hidden, timer)
 
     def sample(self, handle: ForwardHandle, masks: Masks | None = None) -> StepResult:
-        """Sample what the plan asks for, under ``masks``; called once per handle, before the next plan's forward."""
-        began = time.perf_counter()
+        """Sample what the plan asks for, under ``masks``, and wait for it."""
+        return self.finish(self.launch(handle, masks))
+
+    def launch(self, handle: ForwardHandle, masks: Masks | None = None) -> Launched:
+        """Have sampled what the plan asks for, under ``masks``; once per handle, before the next plan's forward."""
+        timer = Timer(self._rows.device)
         plan, batch = handle.plan, handle.batch
         result = StepResult(plan.step, np.zeros(0, np.int32), np.zeros(len(plan.rows), np.int32))
         rows = plan.rows.tolist()
@@ -96,10 +126,18 @@ class Worker:
             self._report_forced(handle, result)
             if self._pooler.rows:
                 self._pool(handle, result)
+            launched = Launched(plan, batch.sampled, (handle.timer, timer), result)
             if len(batch.sampled):
-                self._sample(handle, result, masks)
-        result.seconds = handle.seconds + time.perf_counter() - began
-        return result
+                launched.sampling = self._sample(handle, masks)
+        timer.stop()
+        self._unfinished.append(launched)
+        return launched
+
+    def finish(self, launched: Launched) -> StepResult:
+        """Wait for the step; all that was launched before it is finished, too."""
+        while not launched.finished:
+            self._finish(self._unfinished.pop(0))
+        return launched.result
 
     def _add(self, init: RowInit) -> None:
         # A step that failed as a whole may have kept a release from us.
@@ -115,6 +153,8 @@ class Worker:
             self._broken[init.row] = _reason(error)
 
     def _remove(self, row: int) -> None:
+        for launched in self._unfinished:
+            launched.removed.add(row)
         self._sampler.remove(row)
         self._prompt_logprobs.remove(row)
         self._pooler.remove(row)
@@ -126,6 +166,7 @@ class Worker:
         news = np.flatnonzero(ends > self._known[plan.rows])
         if not len(news):
             return
+        self._settle()
         q_end = np.cumsum(plan.n_new)
         for i in news.tolist():
             row = int(plan.rows[i])
@@ -171,7 +212,7 @@ class Worker:
             except Exception as error:
                 result.failed[i] = _reason(error)
 
-    def _sample(self, handle: ForwardHandle, result: StepResult, masks: Masks | None) -> None:
+    def _sample(self, handle: ForwardHandle, masks: Masks | None) -> Sampling | Sampled:
         plan, batch = handle.plan, handle.batch
         # A step of decodes samples from every token.
         everywhere = len(batch.sampled) == len(handle.hidden)
@@ -180,27 +221,51 @@ class Worker:
         context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
         if masks is not None:
             context.masked = np.searchsorted(batch.sampled, masks.rows).astype(np.int64)
-            context.masks = torch.from_numpy(masks.bits).to(hidden.device)
+            context.masks = to_device(masks.bits, hidden.device)
+        if self._sampler.remembers(rows):
+            self._settle()
         logits = self._runner.logits(hidden)
+        sampling: Sampling | Sampled
         try:
-            sampled = self._sampler.sample(logits, context)
+            sampling = self._sampler.launch(logits, context)
+            tokens = sampling.tokens
         except Exception:
             # One row's rules broke the common path. Sampling changes no state, so each row gets its own try.
-            sampled = self._one_by_one(hidden, context)
-        done: list[tuple[int, int, int]] = []
-        for at, (i, row, token) in enumerate(zip(batch.sampled.tolist(), rows, sampled.tokens)):
-            if at in sampled.failed:
-                result.failed.setdefault(i, sampled.failed[at])
-            elif i not in result.failed:
-                done.append((i, row, token))
-                if at in sampled.logprobs:
-                    result.logprobs[i] = result.logprobs.get(i, []) + sampled.logprobs[at]
-        result.tokens = np.array([token for _, _, token in done], np.int32)
-        result.counts[[i for i, _, _ in done]] = 1
-        for _, row, token in done:
-            self._sampler.accept(row, token)
-            self._known[row] += 1
-        self._rows.set_last([row for _, row, _ in done], result.tokens)
+            sampling = self._one_by_one(hidden, context)
+            tokens = to_device(np.array(sampling.tokens, np.int64), hidden.device)
+        self._rows.set_last(batch.sample_rows, tokens)
+        self._known[plan.rows[batch.sampled]] += 1
+        return sampling
+
+    def _settle(self) -> None:
+        while self._unfinished:
+            self._finish(self._unfinished.pop(0))
+
+    def _finish(self, launched: Launched) -> None:
+        result, plan = launched.result, launched.plan
+        launched.finished = True
+        if launched.sampling is not None:
+            sampled = launched.sampling
+            if isinstance(sampled, Sampling):
+                sampled = self._sampler.finish(sampled)
+            done: list[int] = []
+            tokens: list[int] = []
+            for at, (i, token) in enumerate(zip(launched.sampled.tolist(), sampled.tokens)):
+                if at in sampled.failed:
+                    result.failed.setdefault(i, sampled.failed[at])
+                elif i not in result.failed:
+                    done.append(i)
+                    tokens.append(token)
+                    if at in sampled.logprobs:
+                        result.logprobs[i] = result.logprobs.get(i, []) + sampled.logprobs[at]
+            result.tokens = np.array(tokens, np.int32)
+            result.counts[done] = 1
+            rows = plan.rows[done].tolist()
+            if self._sampler.remembers(rows):
+                for row, token in zip(rows, tokens):
+                    if row not in launched.removed:
+                        self._sampler.accept(row, token)
+        result.seconds = sum(timer.seconds() for timer in launched.timers)
 
     def _one_by_one(self, hidden: Tensor, context: SampleContext) -> Sampled:
         tokens: list[int] = []

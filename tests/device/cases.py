@@ -43,11 +43,15 @@ def make_case(
     shared: int = 0,
     kv_dtype: torch.dtype | None = None,
     page_size: int = 1,
+    softcap: float = 0.0,
+    window: int = 0,
+    sinks: bool = False,
 ) -> Case:
     """Sequences of ``lengths`` of which the last ``new`` tokens are computed; ``heads`` is (H, KH, D).
 
     The first ``shared`` positions of all sequences are the same cells. Cells that no sequence owns hold NaN, or the
-    largest integers with a scale of NaN; ``kv_dtype`` is that of the queries unless it is given.
+    largest integers with a scale of NaN; ``kv_dtype`` is that of the queries unless it is given. Nor may anything be
+    read that lies before the ``window`` of a sequence's first query.
     """
     n_heads, n_kv_heads, dim = heads
     g = torch.Generator().manual_seed(seed)
@@ -71,7 +75,12 @@ def make_case(
         write_cells(cells, where, torch.randn((len(where), n_kv_heads, dim), generator=g).to(dtype))
     q = torch.randn((sum(new), n_heads, dim), generator=g).to(dtype)
     q_start = torch.tensor([0, *new]).cumsum(0).int()
-    return Case(q, k, v, table, rows, q_start, torch.tensor(lengths).int(), Scoring(dim**-0.5))
+    for row, length, n in zip(rows.tolist(), lengths, new):
+        table[row, : max(0, length - n - window + 1) if window else 0] = MISSING
+    scoring = Scoring(
+        dim**-0.5 * (2.0 if softcap else 1.0), softcap, window, torch.randn(n_heads, generator=g) * 2 if sinks else None
+    )
+    return Case(q, k, v, table, rows, q_start, torch.tensor(lengths).int(), scoring)
 
 
 def empty_cells(n_cells: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Cells:
@@ -111,12 +120,21 @@ def _attention(case: Case) -> tuple[Tensor, Tensor]:
     for i, row in enumerate(case.rows.tolist()):
         length = int(case.seq_len[i])
         q = case.q[case.q_start[i] : case.q_start[i + 1]].double()
-        locs = case.page_table[row, :length].long()
+        how = case.scoring
+        first = max(0, length - len(q) - how.window + 1) if how.window else 0
+        locs = case.page_table[row, first:length].long()
         group = q.shape[1] // case.k.shape[1]
         k, v = (read_cells(cells, locs).double().repeat_interleave(group, dim=1) for cells in (case.k, case.v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scoring.scale
-        positions = torch.arange(length - len(q), length)[:, None]
-        weights = scores.masked_fill(torch.arange(length) > positions, -torch.inf).softmax(-1)
+        scores = torch.einsum("qhd,khd->hqk", q, k) * how.scale
+        if how.softcap:
+            scores = how.softcap * torch.tanh(scores / how.softcap)
+        positions, keys = torch.arange(length - len(q), length)[:, None], torch.arange(first, length)
+        hidden = (keys > positions) | (keys <= positions - how.window if how.window else keys < 0)
+        scores = scores.masked_fill(hidden, -torch.inf)
+        if how.sinks is not None:
+            beside = how.sinks.double()[:, None, None].expand(-1, len(q), 1)
+            scores = torch.cat((scores, beside), dim=-1)
+        weights = scores.softmax(-1)[..., : len(keys)]
         outs.append(torch.einsum("hqk,khd->qhd", weights, v))
         spreads.append(torch.einsum("hqk,khd->qhd", weights, v.abs()))
     return torch.cat(outs), torch.cat(spreads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,29 @@ def test_a_long_row_equals_float64(ops: Ops, dtype: torch.dtype, new: int) -> No
     check(ops, make_case([2000], [new], (9, 3, 64), dtype))
 
 
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [1, 5, 100, 128, 129, 300, 1000])
+def test_windows_equal_float64(ops: Ops, window: int, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+    lengths, new = [1, 130, 700, 300, 257], [1, 1, 200, 6, 257]
+    check(ops, make_case(lengths, new, (6, 2, 64), dtype, window=window, kv_dtype=kv_dtype, page_size=4))
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", [{"softcap": 2.0}, {"sinks": True}, {"softcap": 1.0, "sinks": True, "window": 20}])
+def test_soft_caps_and_sinks_equal_float64(
+    ops: Ops, how: dict[str, Any], dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    check(ops, make_case([1, 130, 700, 300], [1, 1, 200, 6], (6, 2, 48), dtype, kv_dtype=kv_dtype, **how))
+
+
+@pytest.mark.parametrize("sink", [-80.0, 0.0, 80.0])
+def test_extreme_sinks(ops: Ops, sink: float) -> None:
+    case = make_case([300, 40], [1, 40], (4, 2, 32), torch.float32, sinks=True)
+    check(ops, replace(case, scoring=replace(case.scoring, sinks=torch.full((4,), sink))))
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Case, list[tuple[list[int], int]]]:
     """A batch whose rows share a prefix, and groups of rows that are told to share some of it."""
@@ -70,6 +94,7 @@ def problems(draw: st.DrawFn) -> tuple[Case, list[tuple[list[int], int]]]:
     case = make_case(
         lengths, new, (group * n_kv_heads, n_kv_heads, dim), draw(st.sampled_from(DTYPES)), draw(st.integers(0, 99)),
         shared, draw(st.sampled_from([None, *KV_DTYPES])), draw(st.sampled_from([1, 4, 16])),
+        draw(st.sampled_from([0.0, 0.0, 1.5])), draw(st.sampled_from([0, 0, 3, 127, 200])), draw(st.booleans()),
     )  # fmt: skip
     names = [draw(st.integers(0, 2)) for _ in range(n_rows)]
     groups = []
@@ -142,11 +167,12 @@ def test_a_nan_stays_in_its_row(ops: Ops, new: int) -> None:
 
 
 # The compiled kernels promise it for bfloat16, too; so does the reference, which computes in float32.
+@pytest.mark.parametrize("how", [{}, {"window": 140, "sinks": True}, {"softcap": 3.0}], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_bits_depend_on_the_row_alone(ops: Ops, dtype: torch.dtype, threads: int) -> None:
+def test_bits_depend_on_the_row_alone(ops: Ops, dtype: torch.dtype, threads: int, how: dict[str, Any]) -> None:
     lengths, new = [700, 90, 300, 1, 600], [130, 90, 1, 1, 40]
-    case = make_case(lengths, new, (9, 3, 64), dtype)
+    case = make_case(lengths, new, (9, 3, 64), dtype, **how)
     whole = ops.paged_attention(*case.args)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bough.device.ops.cells import read_cells, write_cells
-from bough.device.ops.heads import Heads
+from bough.device.ops.heads import HeadNorm, Heads
 from bough.device.ops.registry import Ops
 from bough.device.quant.dense import DenseLinear
 
@@ -55,6 +55,65 @@ def test_silu_mul(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     close(ops.silu_mul(x), torch.nn.functional.silu(gate) * up, 2)
     extreme = torch.tensor([[-3e4, -200.0, 200.0, 3e4, 1, 1, 1, 1]], dtype=dtype)
     assert torch.allclose(ops.silu_mul(extreme).float(), torch.tensor([[0.0, 0.0, 200.0, 3e4]]), rtol=5e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_norms_with_float32_weights(ops: Ops, shape: tuple[int, int]) -> None:
+    x, residual = randn(*shape, dtype=torch.bfloat16), randn(*shape, dtype=torch.bfloat16, seed=1)
+    weight = 1 + randn(shape[1], seed=2) / 8
+
+    def exact(wide: Tensor) -> Tensor:
+        wide = wide.double()
+        return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5) * weight.double()
+
+    close(ops.rms_norm(x, weight, 1e-5), exact(x))
+    total = residual + x
+    close(ops.add_rms_norm(x, residual, weight, 1e-5), exact(total))
+    assert torch.equal(residual, total)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gelu_mul(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    n, dim = shape
+    x = randn(n, 2 * dim, dtype=dtype) * 3
+    gate, up = x.double().chunk(2, -1)
+    exact = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    # Far below 0 gelu is a small difference of large numbers in torch's own.
+    bound = (2e-6 if dtype == torch.float32 else 0.01) * exact.abs() + 2e-6 * (1 + up.abs())
+    assert ((ops.gelu_mul(x).double() - exact).abs() <= bound).all()
+    extreme = torch.tensor([[-3e4, -200.0, 200.0, 3e4, 1, 1, 1, 1]], dtype=dtype)
+    assert torch.allclose(ops.gelu_mul(extreme).float(), torch.tensor([[0.0, 0.0, 200.0, 3e4]]), rtol=5e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("dim", "rotary"), [(64, 64), (80, 0), (64, 32), (24, 10)])
+def test_heads_are_normed_and_rotated_in_neighbouring_pairs(
+    ops: Ops, dim: int, rotary: int, wide: bool, dtype: torch.dtype
+) -> None:
+    n, heads, kv_heads = 5, 6, 2
+    qkv = randn(n, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    angles = randn(50, rotary // 2, seed=1)
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    positions, out_loc = torch.randperm(50)[:n].int(), torch.arange(n).int()
+    k, v = (torch.full((n, kv_heads, dim), torch.nan, dtype=dtype) for _ in range(2))
+    weights = [(1 + randn(dim, seed=seed) / 8).to(torch.float32 if wide else dtype) for seed in (2, 3)]
+    norm = HeadNorm(weights[0], weights[1], 1e-5)
+    q = ops.rope_kv_write(qkv, table, positions, out_loc, k, v, Heads(heads, kv_heads, dim, True, norm))
+    given = qkv.view(n, heads + 2 * kv_heads, dim).double()
+    normed = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + 1e-5)
+    if not wide:
+        normed = normed.to(dtype).double()
+    c, s = (t[positions.long()].double()[:, None] for t in table.chunk(2, -1))
+    for found, weight, part in ((q, weights[0], normed[:, :heads]), (k, weights[1], normed[:, heads:-kv_heads])):
+        x = part * weight.double()
+        a, b = x[..., :rotary:2], x[..., 1:rotary:2]
+        turned = torch.stack((a * c - b * s, b * c + a * s), -1).flatten(-2)
+        exact = torch.cat((turned, x[..., rotary:]), -1)
+        bound = 1e-5 if dtype == torch.float32 else 0.03
+        assert (found.double() - exact).abs().max() <= bound
+    assert torch.equal(v, given[:, -kv_heads:].to(dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -47,7 +47,7 @@ def test_lm_eval_scores_as_transformers_does(served: Server, long_model: Path, t
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    python = environment(tmp_path / "env", "lm-eval[api]==0.4.9.1")
+    python = environment(tmp_path / "env", "lm-eval[api]==0.4.13")
     done = subprocess.run(
         [python, "-c", SCORER, served.url, str(long_model)], input=json.dumps(PAIRS), capture_output=True, text=True,
         cwd=tmp_path, timeout=600,

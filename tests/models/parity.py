@@ -39,6 +39,10 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32, "rope_theta": 500.0,
 }  # fmt: skip
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0 + i / 9 for i in range(6)],
+    "long_factor": [2.0 + i for i in range(6)], "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
@@ -54,7 +58,36 @@ CASES = {
     "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
     "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
     "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
-}
+    "gemma2": Case("gemma2", {
+        "head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    }),
+    "gemma3_text": Case("gemma3_text", {
+        "head_dim": 32, "sliding_window": 10, "query_pre_attn_scalar": 20, "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }),
+    "gemma3": Case("gemma3", {
+        "text_config": {**COMMON, "head_dim": 32, "sliding_window": 10, "sliding_window_pattern": 2},
+        "vision_config": {
+            "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14,
+        },
+        "image_token_index": 96,
+    }),
+    "phi3": Case("phi3", {"sliding_window": 33}),
+    "phi3-longrope": Case("phi3", {"rope_parameters": LONGROPE}),
+    "granite": Case("granite", {
+        "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 2.0,
+        "tie_word_embeddings": True,
+    }),
+    "olmo2": Case("olmo2", {"rms_norm_eps": 1e-5}),
+    "glm4": Case("glm4", {"head_dim": 32}),
+    "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
+    "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
+}  # fmt: skip
 
 
 def make_checkpoint(case: Case, folder: Path) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from bough.device.ops.cpu import CpuOps
+from bough.device.ops.library import load
 from bough.models.registry import MODELS
 from tests.driving import GREEDY, Driver, Sequence_, make_driver
 from tests.models.parity import CASES, WHOLE, check, distance, ids_of, make_checkpoint
@@ -36,6 +38,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def test_every_architecture_has_a_case() -> None:
     assert set(MODELS.names()) == {case.model_type for case in CASES.values()} | set(ELSEWHERE)
+
+
+def model_of(driver: Driver) -> Any:
+    return driver.worker._runner._model
 
 
 def ragged(driver: Driver, seqs: list[Sequence_], n: int, rng: random.Random) -> None:
@@ -75,6 +81,27 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
     for seq in seqs:
         # Each token is the best after those before it: what transformers would have generated one by one.
         check(seq, model, tolerance=1e-6)
+
+
+STACKED = [name for name, case in CASES.items() if case.model_type not in ("cohere2", "olmo2")]
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_all_layers_in_one_call_give_the_same_bits(name: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = made(name)
+    if load().library is None:
+        pytest.skip("there are no kernels")
+
+    def outcome(stacked: bool) -> list[Any]:
+        driver = make_driver(path, kernels="auto", dtype=torch.bfloat16)
+        assert (model_of(driver)._stack is not None) == stacked
+        seqs = [driver.add(row, ids_of(row, n), WHOLE) for row, n in enumerate((50, 3, 20))]
+        driver.run(seqs, 5, chunk=9)
+        return [(seq.ids, seq.logprobs, seq.prompt_logprobs) for seq in seqs]
+
+    found = outcome(True)
+    monkeypatch.setattr(CpuOps, "layer_stack", lambda *arguments: None)
+    assert outcome(False) == found
 
 
 @pytest.mark.parametrize("name", CASES)

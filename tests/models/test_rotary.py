@@ -33,6 +33,10 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7,
         "mscale_all_dim": 1.3,
     },
+    "longrope": {
+        "rope_type": "longrope", "short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 4 * MOST, "factor": 4.0,
+    },
     "yarn-factor": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.7},
 }  # fmt: skip
 
@@ -77,8 +81,21 @@ def test_dynamic_beyond_the_maximum_equals_transformers_token_by_token() -> None
         torch.testing.assert_close(table[position], expected, rtol=0, atol=5e-5)
 
 
+def test_longrope_takes_the_long_factors_where_longer_sequences_are_served() -> None:
+    config = copy.deepcopy(hf_config({
+        "rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)],
+        "original_max_position_embeddings": 32,
+    }))  # fmt: skip
+    ours = rope_parameters({"max_position_embeddings": MOST, "rope_parameters": config.rope_parameters})
+    # One position more than the context that is served.
+    for n in (33, MOST + 1):
+        torch.testing.assert_close(rotary_table(ours, DIM, n)[: n - 1], hf_table(config, n - 1), rtol=0, atol=2e-6)
+
+
 def test_a_longer_table_does_not_change_earlier_positions() -> None:
-    for scaling in SCALINGS.values():
+    for name, scaling in SCALINGS.items():
+        if name == "longrope":
+            continue
         settings = rope_parameters({"rope_scaling": scaling, "max_position_embeddings": MOST})
         assert torch.equal(rotary_table(settings, DIM, MOST), rotary_table(settings, DIM, 3 * MOST)[:MOST])
 

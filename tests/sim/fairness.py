@@ -51,7 +51,9 @@ class Fairness:
         queue = self._scheduler._queue
         waiting = queue.reqs()
         require(req in waiting, "I13 order", "somebody was admitted who did not wait")
-        oldest = min(waiting, key=lambda other: other.order)
+        # Programs are aged by what others were served, not by the clock.
+        aged = [other for other in waiting if self._settings.policy != "program" or other.program is None]
+        oldest = min(aged, key=lambda other: other.order, default=req)
         if req is oldest:
             self._passed = 0
             return
@@ -129,8 +131,8 @@ class Fairness:
             now += 1
             used[locs] = now
 
-        def watched_lock(match: Match) -> CacheHandle:
-            handle = lock(match)
+        def watched_lock(match: Match, owner: int = 0) -> CacheHandle:
+            handle = lock(match, owner)
             touch(handle.locs())
             return handle
 

@@ -17,6 +17,7 @@ import numpy as np
 from bough.base.constraint import Reasoning
 from bough.base.messages import Request
 from bough.base.params import SamplingParams
+from bough.base.program import Lease, Program
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
 
 from .adapters import NAMES
@@ -106,7 +107,17 @@ class Operate:
     pinned: bool = False
 
 
-Event = Arrive | Abort | Control | Jump | Fault | Operate
+@dataclass(frozen=True, slots=True)
+class EndProgram:
+    """A client closes its program, or aborts it as one unit."""
+
+    step: int
+    tenant: str
+    program: str
+    abort: bool
+
+
+Event = Arrive | Abort | Control | Jump | Fault | Operate | EndProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +129,7 @@ class Script:
 FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "quit", "priority", "timeout", "jump",
             "flush", "gates", "poison", "transient", "row_failure", "queue_bound", "namespaces", "prompt_logprobs",
             "logprobs", "min_tokens", "stop_ids", "stop_strings", "sampling", "reuse_rid", "abort_all", "too_long",
-            "pressure", "constraint", "reasoning")  # fmt: skip
+            "pressure", "constraint", "reasoning", "program", "lease")  # fmt: skip
 
 
 def write(seed: int) -> Script:
@@ -171,6 +182,9 @@ class _Writer:
         self._namespaces = rng.sample(range(len(NAMESPACES)), rng.randint(2, 4)) if self._on["namespaces"] else [0]
         self._stems = [self._ids(rng.randint(2, self._long)) for _ in range(rng.randint(1, 3))]
         self._arrivals: list[Arrive] = []
+        self._names = ["a", "b", "c"][: rng.randint(1, 3)]
+        self._budgets = {name: rng.choice((None, None, rng.randint(1, 60))) for name in self._names}
+        self._programs: list[tuple[str, str]] = [("", "nobody")]
 
     def write(self) -> Script:
         rng = self._rng
@@ -185,6 +199,7 @@ class _Writer:
             ("flush", lambda step: Control(step, "flush_cache")),
             ("abort_all", lambda step: Control(step, "abort_all")),
             ("jump", lambda step: Jump(step, rng.choice((0.5, 10.0, 3600.0)))),
+            ("program", lambda step: EndProgram(step, *rng.choice(self._programs), rng.random() < 0.4)),
             ("transient", lambda step: Fault(step, rng.choice(("before", "after")))),
         ):
             if self._on[feature]:
@@ -203,10 +218,10 @@ class _Writer:
         max_running = rng.choice((1, 2, 3, 4, 8, 16) if not self._on["pressure"] else (3, 4, 8, 16))
         return Settings(
             page_size=self._page_size,
-            policy=rng.choice(("lpm", "lpm", "fcfs", "dfs", "random", "priority"))
-            if not self._on["priority"]
-            else "priority",
-            eviction=rng.choice(("lru", "lru", "lfu", "fifo", "arc")),
+            policy=self._policy(),
+            eviction=rng.choice(("lru", "lru", "lfu", "fifo", "arc", "program"))
+            if not self._on["program"] and not self._on["lease"]
+            else "program",
             cache=rng.choice(("radix",) * 9 + ("none",)),
             depth=rng.choice((0, 0, 1, 1, 1, 2)),
             step_tokens=max_running + rng.choice((0, 1, 3, 8, 32, 128) if not self._on["pressure"] else (0, 1, 2, 5)),
@@ -217,6 +232,13 @@ class _Writer:
             queue_requests=rng.randint(2, 12) if self._on["queue_bound"] else 100,
             jump=rng.random() < 0.8,
         )
+
+    def _policy(self) -> str:
+        if self._on["program"]:
+            return self._rng.choice(("program", "program", "lpm"))
+        if self._on["priority"]:
+            return "priority"
+        return self._rng.choice(("lpm", "lpm", "fcfs", "dfs", "random", "priority", "program"))
 
     # -- arrivals
 
@@ -274,6 +296,8 @@ class _Writer:
                 namespace=NAMESPACES[space],
                 priority=rng.randint(-2, 2) if self._maybe("priority") else 0,
                 timeout=rng.choice((0.05, 0.2, 1.0, 30.0)) if self._maybe("timeout") else None,
+                program=self._program(NAMESPACES[space].tenant, count),
+                lease=Lease(ttl=rng.choice((0.05, 1.0, 1e6))) if self._maybe("lease") else None,
                 **rules,
             )
             arrival = replace(Arrive(step, request, seed), **self._misfortunes(len(prompt), params.max_tokens or 0))
@@ -295,6 +319,25 @@ class _Writer:
         if self._on["row_failure"] and rng.random() < 0.2:
             out["fail_at"] = n_prompt + rng.randrange(max(1, n_new))
         return out
+
+    def _program(self, tenant: str, count: int) -> Program | None:
+        """The envelope of one of ``count`` requests that come together."""
+        rng = self._rng
+        if not self._maybe("program"):
+            return None
+        name = rng.choice(self._names)
+        self._programs.append((tenant, name))
+        return Program(
+            id=name,
+            next_uses=rng.choice((None, None, 0, 2)),
+            fork=rng.choice(("", "f")) if count > 1 else "",
+            width=count,
+            pause=rng.choice((None, 0.0, 0.5, 100.0)),
+            priority=rng.choice((0, 0, 3)),
+            deadline=rng.choice((None, None, 1.0)),
+            budget=self._budgets[name],
+            end=rng.random() < 0.1,
+        )
 
     def _rules(self) -> dict[str, Any]:
         """Constraint and reasoning of a request; few different constraints, so that compiles are shared."""

@@ -17,6 +17,7 @@ from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
 from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.base.messages import EndProgram as EndProgramMessage
 from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager
 from bough.scheduler.gates import GateState
@@ -31,7 +32,8 @@ from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
-from .script import Abort, Arrive, Control, Event, Fault, Jump, Operate, Script
+from .programs import Accounts
+from .script import Abort, Arrive, Control, EndProgram, Event, Fault, Jump, Operate, Script
 
 MODEL = ModelInfo(
     name="fake", path="", architecture="fake", vocab_size=VOCAB, context_length=CONTEXT, eos_ids=EOS, dtype="none",
@@ -109,6 +111,7 @@ class Simulation:
         self.readers: dict[str, Reader] = {}
         self.ended: list[Reader] = []
         self.crc = 0
+        self.accounts = Accounts()
         self.kv = KVManager(
             n_tokens=settings.n_cells,
             page_size=settings.page_size,
@@ -152,6 +155,7 @@ class Simulation:
         self._held_back: list[Arrive] = []
         self._quiet = self._barren = self._readings = 0
         self._rejected = 0
+        self._arriving = ""
         self._controls = 0
         self._loads: set[int] = set()
         """Commands to load an adapter that wait for their reply."""
@@ -200,6 +204,8 @@ class Simulation:
                 self._operate(event)
             case Jump(seconds=seconds):
                 self.now += seconds
+            case EndProgram(tenant=tenant, program=program, abort=abort):
+                self._end_program(tenant, program, abort)
             case Fault(when=when):
                 self.pipeline.fault = when
 
@@ -217,11 +223,13 @@ class Simulation:
         self.readers[request.rid] = reader
         waiting = len(scheduler._queue) + len(scheduler._gates)
         text = request.constraint.text if request.constraint is not None else ""
-        hopeless = self.background.known_failure(text)
+        hopeless = self.background.known_failure(text) or self.accounts.refuses(request)
         self._seed, self.background.expected = arrival.seed, text
         scheduler.receive(request)
         self._seed = None
+        self._arriving = request.rid
         self._read()
+        self._arriving = ""
         status = reader.finish.status if reader.finish is not None else 200
         need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
         if waiting >= self._settings.queue_requests:
@@ -232,6 +240,8 @@ class Simulation:
         elif request.namespace.adapter != BROKEN and not self._pins:
             require(reader.finish is None, "I8 refusal", "{} got {}", request.rid, reader.finish)
         self._rejected += status != 200
+        if reader.finish is None:
+            self.accounts.arrived(request)
 
     def _abort(self, *rids: str) -> None:
         """Abort, twice; the terminal event is there at once."""
@@ -243,6 +253,17 @@ class Simulation:
         self._read()
         for rid in rids:
             require(rid not in self.readers, "abort", "{} goes on after an abort", rid)
+
+    def _end_program(self, tenant: str, program: str, abort: bool) -> None:
+        """Close it; with an abort, the terminal events of all its requests are there at once, and only theirs."""
+        members = self.accounts.closed((tenant, program))
+        before = len(self.readers)
+        for rid in members if abort else ():
+            self.readers[rid].aborted = True
+        self.scheduler.receive(EndProgramMessage(tenant, program, abort))
+        self._read()
+        left = before - (len(members) if abort else 0)
+        require(len(self.readers) == left, "abort", "{} go on of the program {}", list(self.readers), program)
 
     def _control(self, op: str) -> None:
         self._controls += 1
@@ -303,6 +324,8 @@ class Simulation:
         reader.prompt_logprobs += [(p.token, p.logprob) for p in output.prompt_logprobs or ()]
         reader.n_cached = output.n_cached
         self._compare(rid, reader, output)
+        if rid != self._arriving:
+            self.accounts.took(reader.arrival.request, len(output.tokens))
         if output.finish is not None:
             reader.finish = output.finish
             del self.readers[rid]
@@ -340,6 +363,9 @@ class Simulation:
 
     def _judge(self, rid: str, reader: Reader, finish: Finish) -> None:
         expected, arrival = reader.expected, reader.arrival
+        request = arrival.request
+        if request.rid != self._arriving and self.accounts.finished(request, finish.message):
+            return
         match finish.kind:
             case "abort":
                 require(reader.aborted, "I8 finish", "{} was aborted by nobody", rid)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from bough.device.attention.work import HostBatch
 from bough.device.ops.cells import Cells
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
@@ -26,6 +27,7 @@ class AttentionBatch:
         positions: [T] position of each new token.
         out_loc: [T] loc that receives its KV.
         groups: sequences with equal leading locs, if there are any.
+        host: the same on the host, for backends that plan there; None: they have to ask the device.
     """
 
     page_table: Tensor
@@ -35,6 +37,7 @@ class AttentionBatch:
     positions: Tensor
     out_loc: Tensor
     groups: SharedGroups | None = None
+    host: HostBatch | None = None
 
 
 class AttentionBackend(Protocol):

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bough.base.plan import Ints, SharedPrefix
 
@@ -33,6 +34,9 @@ LARGE_SPLIT = 4096
 
 MOST_SPLITS = 16
 """Longer sequences get longer splits."""
+
+
+Column = NDArray[np.integer | np.bool_]
 
 
 class HostBatch(NamedTuple):
@@ -78,16 +82,17 @@ def most_work(n_rows: int) -> tuple[Sizes, int]:
 
 @dataclass(slots=True)
 class _Tile:
-    """Columns of tiles: [n] each."""
+    """Columns of tiles, [n] each: what items say of them; whether they are large, and leave partial results whatever
+    their splits; the fewest keys of a split."""
 
-    row: Ints
-    first: Ints
-    count: Ints
-    begin: Ints
-    end: Ints
-    large: Ints
-    partial: Ints
-    least: Ints
+    row: Column
+    first: Column
+    count: Column
+    begin: Column
+    end: Column
+    large: Column
+    partial: Column
+    least: Column
 
 
 def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0) -> Work:
@@ -112,9 +117,7 @@ def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0) -> Work:
     return _packed(whole, np.concatenate(order), np.concatenate(positions))
 
 
-def _paying(
-    shared: Sequence[SharedPrefix], n_new: Ints, tiles: Tiles
-) -> list[tuple[Ints, int]]:
+def _paying(shared: Sequence[SharedPrefix], n_new: Ints, tiles: Tiles) -> list[tuple[Ints, int]]:
     """Groups whose prefix is worth a tile of its own: rows of few new tokens, at least a split of keys.
 
     Rows with many new tokens fill their tiles alone, and find the keys in the cache of the device anyway.
@@ -145,7 +148,7 @@ def _own(batch: HostBatch, n_new: Ints, start: Ints, cut: Ints, tiles: Tiles, wi
     )
 
 
-def _of_group(row: int, at: int, n: int, n_keys: int, tiles: Tiles) -> _Tile:
+def _of_group(row: np.integer, at: int, n: int, n_keys: int, tiles: Tiles) -> _Tile:
     """The tiles of ``n`` tokens that begin at ``at`` in the order, over the first keys of ``row``."""
     first = np.arange(0, n, tiles.large)
     ones = np.ones_like(first)
@@ -169,7 +172,7 @@ def _packed(tile: _Tile, order: Ints, positions: Ints) -> Work:
     count = tile.count[of]
     partial = np.cumsum(count * left) - count * left
     items = np.stack((tile.row[of], tile.first[of], count, begin, end, np.where(left, partial, -1)), axis=1)
-    large = tile.large[of].astype(bool)
+    large = tile.large[of].astype(np.bool_)
     # Long ones first, so that programs end together.
     ranked = np.argsort(begin - end, kind="stable")
     small_items, large_items = items[ranked[~large[ranked]]], items[ranked[large[ranked]]]
@@ -181,7 +184,7 @@ def _packed(tile: _Tile, order: Ints, positions: Ints) -> Work:
     return Work(array, Sizes(len(small_items), len(large_items), len(merged), len(partials)))
 
 
-def _merges(items: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
+def _merges(items: Column, order: Ints) -> tuple[Column, Column, Column]:
     """Tokens with partial results, where those of each begin, and the partial results in the order of their keys."""
     count = items[:, 2]
     of = np.repeat(np.arange(len(items)), count)

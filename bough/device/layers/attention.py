@@ -58,8 +58,9 @@ class Attention:
 
     Attributes:
         qkv, out: the projections.
-        form: what was asked for.
-        plain: nothing but scaled products with all keys before, and no norm of queries and keys.
+        heads, scoring: how queries and keys are made, and scores become weights.
+        rotary: the table of the rotary embedding.
+        normed: queries and keys are normed all at once, between the projection and the op that rotates.
     """
 
     def __init__(self, context: LayerContext, prefix: str, form: AttentionForm, rotary: Tensor) -> None:
@@ -68,7 +69,6 @@ class Attention:
         qkv = [(f"{prefix}.q_proj", q_width), (f"{prefix}.k_proj", kv_width), (f"{prefix}.v_proj", kv_width)]
         if context.has(f"{prefix}.qkv_proj.weight"):
             qkv = [(f"{prefix}.qkv_proj", q_width + 2 * kv_width)]
-        self.form = form
         self.qkv = Linear(context, qkv, form.hidden_size, form.bias)
         self.out = Linear(context, [(f"{prefix}.o_proj", form.hidden_size)], q_width, form.out_bias)
         self._widths = q_width, kv_width, kv_width
@@ -82,22 +82,17 @@ class Attention:
             head_norm = HeadNorm(q, k, form.norm.eps)
         sinks = context.parameter(f"{prefix}.sinks", (form.n_heads,), torch.float32) if form.sinks else None
         scale = form.head_dim**-0.5 if form.scale is None else form.scale
-        self._heads = Heads(form.n_heads, form.n_kv_heads, form.head_dim, form.interleaved, head_norm)
-        self._scoring = Scoring(scale, form.softcap, form.window, sinks)
-        self.plain = self._scoring == Scoring(scale) and form.qk_norm == "none" and not form.interleaved
-        self._rotary = rotary
+        self.heads = Heads(form.n_heads, form.n_kv_heads, form.head_dim, form.interleaved, head_norm)
+        self.scoring = Scoring(scale, form.softcap, form.window, sinks)
+        self.rotary = rotary
+        self.normed = self._norms is not None
         self._backend = context.attention
-
-    @property
-    def scale(self) -> float:
-        """Factor of the scores."""
-        return self._scoring.scale
 
     def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
         qkv = self.qkv(x)
         if self._norms is not None:
-            q, k, v = torch.split(qkv, self._widths, dim=1)
+            q, k, v = torch.split(qkv, list(self._widths), dim=1)
             qkv = torch.cat((self._norms[0](q.contiguous()), self._norms[1](k.contiguous()), v), dim=1)
-        q = self._backend.write(qkv, self._rotary, k_cache, v_cache, self._heads)
-        return self.out(self._backend.forward(q, k_cache, v_cache, self._scoring).view(-1, self._widths[0]))
+        q = self._backend.write(qkv, self.rotary, k_cache, v_cache, self.heads)
+        return self.out(self._backend.forward(q, k_cache, v_cache, self.scoring).view(-1, self._widths[0]))

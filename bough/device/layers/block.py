@@ -7,7 +7,7 @@ added, and leaves what its last sublayer gives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,8 +26,7 @@ FeedForward = Callable[[Tensor], Tensor]
 """[T, D] -> [T, D]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Norms:
+class Norms(NamedTuple):
     """The norms of one sublayer, of what goes in and of what comes out; None: none."""
 
     before: Norm | None = None
@@ -59,23 +58,28 @@ class Block:
     def stacked(self) -> StackedLayer | None:
         """The block as the op that computes all of them takes it; None where it computes something else."""
         attention, mlp = self._attention, self._mlp
-        norms = self._attention_norms.before, self._mlp_norms.before
-        if (
-            not isinstance(attention, Attention)
-            or not isinstance(mlp, GatedMLP)
-            or not isinstance(norms[0], RMSNorm)
-            or not isinstance(norms[1], RMSNorm)
-            or not attention.plain
-            or mlp.activation != "silu"
-            or self._attention_norms.after is not None
-            or self._mlp_norms.after is not None
-            or self._scale != 1.0
-        ):
+        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or attention.normed:
             return None
-        linears = attention.qkv.parts, attention.out.parts, mlp.gate_up.parts, mlp.down.parts
+        weights: list[Tensor | None] = []
+        for norm in (*self._attention_norms, *self._mlp_norms):
+            if norm is not None and not isinstance(norm, RMSNorm):
+                return None
+            weights.append(None if norm is None else norm.weight)
         adapted = (linear.adapted for linear in (attention.qkv, attention.out, mlp.gate_up, mlp.down))
-        adapters = [layer.op for layer in adapted if layer is not None]
-        return StackedLayer(norms[0].weight, norms[1].weight, *linears, adapters)
+        return StackedLayer(
+            attention_norm=weights[0],
+            attention_after=weights[1],
+            mlp_norm=weights[2],
+            mlp_after=weights[3],
+            qkv=attention.qkv.parts,
+            out=attention.out.parts,
+            gate_up=mlp.gate_up.parts,
+            down=mlp.down.parts,
+            heads=attention.heads,
+            scoring=attention.scoring,
+            rotary=attention.rotary,
+            adapted=[layer.op for layer in adapted if layer is not None],
+        )
 
 
 class ParallelBlock:

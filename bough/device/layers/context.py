@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,7 +14,7 @@ from bough.device.layers.source import TensorSource
 from bough.device.lora.pool import AdaptedLayer, AdapterPool
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import Ops
-from bough.device.quant.base import Blocks, LinearMethod, Scheme, Table
+from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Table
 
 Tensor = torch.Tensor
 
@@ -82,7 +82,7 @@ class LayerContext:
         """An embedding of ``shape`` (ids, size), ``tied`` if it is the head, too; ConfigError as above."""
         return self._scheme.table(self._weight(name, shape), tied)
 
-    def _weight(self, name: str, shape: tuple[int, int]) -> _Weight:
+    def _weight(self, name: str, shape: tuple[int, int]) -> Parameter:
         self._count(name, shape)
         return _Weight(self._source, name, shape, self.dtype, self.device)
 
@@ -121,7 +121,15 @@ class _Weight:
         if found is not None:
             n_out = found.n_out if isinstance(found, PackedWeight) else len(found.rows)
             _check_shape(self.name, (n_out, found.n_in), self.shape)
+            found = _moved(found, self.device)
         return found
+
+
+def _moved(held: Blocks | PackedWeight, device: torch.device) -> Blocks | PackedWeight:
+    if isinstance(held, Blocks):
+        return replace(held, rows=held.rows.to(device))
+    scale, sub = (None if t is None else t.to(device) for t in (held.scale, held.sub))
+    return replace(held, weight=held.weight.to(device), scale=scale, sub=sub)
 
 
 def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:

@@ -48,17 +48,24 @@ class QuantizedCells:
 
 
 Cells = Tensor | QuantizedCells
-"""[N, KH, D] float32, bfloat16 or float16; or int8 with scales."""
+"""[N, KH, D] float32, bfloat16, float16 or, for Triton's kernels, float8_e4m3fn; or int8 with scales."""
 
 
 def write_cells(cells: Cells, loc: Tensor, values: Tensor) -> None:
     """Round ``values`` [T, KH, D] into the cells at ``loc`` [T]."""
     if isinstance(cells, QuantizedCells):
         cells.write(loc, values)
+    elif cells.dtype == torch.float8_e4m3fn:  # which has no infinity: too much is the most that it can hold
+        # Bytes, because torch has no scattered write of this dtype.
+        cells.view(torch.uint8)[loc] = values.float().clamp(-448.0, 448.0).to(cells.dtype).view(torch.uint8)
     else:
         cells[loc] = values.to(cells.dtype)
 
 
 def read_cells(cells: Cells, loc: Tensor) -> Tensor:
     """[n, KH, D] float32."""
-    return cells.read(loc) if isinstance(cells, QuantizedCells) else cells[loc].float()
+    if isinstance(cells, QuantizedCells):
+        return cells.read(loc)
+    if cells.dtype == torch.float8_e4m3fn:
+        return cells.view(torch.uint8)[loc].view(cells.dtype).float()
+    return cells[loc].float()

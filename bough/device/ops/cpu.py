@@ -45,6 +45,7 @@ class CpuOps:
         self._rms_norm = library.function("rms_norm")
         self._add_rms_norm = library.function("add_rms_norm")
         self._silu_mul = library.function("silu_mul")
+        self._gelu_mul = library.function("gelu_mul")
         self._rope_kv_write = library.function("rope_kv_write")
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
@@ -56,9 +57,7 @@ class CpuOps:
         self._packed_rows = library.function("packed_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if weight.dtype == torch.float32 != x.dtype:
-            return self._reference.rms_norm(x, weight, eps)
-        dtype, (n, dim) = _dtype(x, weight), x.shape
+        dtype, (n, dim) = _norm_dtype(weight, x), x.shape
         _check(weight.shape == (dim,), "rms_norm", x, weight)
         out = torch.empty_like(x)
         threads = torch.get_num_threads()
@@ -66,9 +65,7 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if weight.dtype == torch.float32 != x.dtype:
-            return self._reference.add_rms_norm(x, residual, weight, eps)
-        dtype, (n, dim) = _dtype(x, residual, weight), x.shape
+        dtype, (n, dim) = _norm_dtype(weight, x, residual), x.shape
         _check(residual.shape == x.shape and weight.shape == (dim,), "add_rms_norm", x, residual, weight)
         out = torch.empty_like(x)
         pointers = x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr()
@@ -76,14 +73,10 @@ class CpuOps:
         return out
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        dtype, (n, dim) = _dtype(x), x.shape
-        _check(dim % 2 == 0, "silu_mul", x)
-        out = x.new_empty(n, dim // 2)
-        self._silu_mul(dtype, x.data_ptr(), out.data_ptr(), n, dim // 2, torch.get_num_threads())
-        return out
+        return _gated("silu_mul", self._silu_mul, x)
 
     def gelu_mul(self, x: Tensor) -> Tensor:
-        return self._reference.gelu_mul(x)
+        return _gated("gelu_mul", self._gelu_mul, x)
 
     def rope_kv_write(
         self,
@@ -95,27 +88,27 @@ class CpuOps:
         v_cache: Cells,
         heads: Heads,
     ) -> Tensor:
-        if heads.interleaved or heads.norm:
-            return self._reference.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
-        n_heads, n_kv_heads, head_dim = heads.n_heads, heads.n_kv_heads, heads.dim
         dtype, n, rotary = _dtype(qkv), len(qkv), cos_sin.shape[1]
+        n_heads, n_kv_heads, dim = heads.n_heads, heads.n_kv_heads, heads.dim
         kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
-        if head_dim > MAX_HEAD_DIM and kv_dtype != dtype:
-            raise ValueError(f"heads of {head_dim} cannot be written as {k_cache.dtype}")
+        if dim > MAX_HEAD_DIM and (heads.norm or kv_dtype != dtype):
+            raise ValueError(f"heads of {dim} cannot be normed or written as {k_cache.dtype}")
         _check(
-            qkv.shape == (n, (n_heads + 2 * n_kv_heads) * head_dim)
-            and k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, head_dim)
+            qkv.shape == (n, (n_heads + 2 * n_kv_heads) * dim)
+            and k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
             and positions.shape == out_loc.shape == (n,)
             and rotary % 2 == 0
-            and rotary <= head_dim,
+            and rotary <= dim,
             "rope_kv_write", qkv, cos_sin, positions, out_loc,
         )  # fmt: skip
         _check(cos_sin.dtype == torch.float32 and cos_sin.is_contiguous(), "rope_kv_write", cos_sin)
         _check_ints("rope_kv_write", positions, out_loc)
-        q = qkv.new_empty(n, n_heads, head_dim)
+        q_norm, k_norm, norm_wide, norm_eps = _head_norm(heads, qkv)
+        q = qkv.new_empty(n, n_heads, dim)
         call = RopeCall(
             qkv.data_ptr(), cos_sin.data_ptr(), positions.data_ptr(), out_loc.data_ptr(), k, v, k_scale, v_scale,
-            q.data_ptr(), n, n_heads, n_kv_heads, head_dim, rotary, torch.get_num_threads(), kv_dtype,
+            q.data_ptr(), q_norm, k_norm, n, n_heads, n_kv_heads, dim, rotary, torch.get_num_threads(), kv_dtype,
+            heads.interleaved, norm_wide, norm_eps,
         )  # fmt: skip
         self._rope_kv_write(dtype, ctypes.byref(call))
         return q
@@ -133,9 +126,9 @@ class CpuOps:
         groups: SharedGroups | None = None,
     ) -> Tensor:
         dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
-        if dim % 16 or scoring != Scoring(scoring.scale):
+        if dim % 16:
             return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scoring)
-        n = len(rows)
+        n, sinks = len(rows), scoring.sinks
         _check(
             k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
             and n_heads % n_kv_heads == 0
@@ -144,16 +137,20 @@ class CpuOps:
             "paged_attention", q, rows, q_start, seq_len,
         )  # fmt: skip
         _check_ints("paged_attention", page_table, rows, q_start, seq_len)
+        if sinks is not None:
+            fits = sinks.shape == (n_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
+            _check(fits, "paged_attention", q, sinks)
         kv_dtype, k, v, k_scale, v_scale = _cells(k_cache, v_cache)
-        shared = (groups.start, groups.rows, groups.tokens) if groups else ()
+        # Rows of a group see different parts of their prefix through a window.
+        shared = (groups.start, groups.rows, groups.tokens) if groups and not scoring.window else ()
         _check_ints("paged_attention", *shared)
         where: list[int | None] = [t.data_ptr() for t in shared]
         out = torch.empty_like(q)
         call = AttentionCall(
             q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
-            seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3),
+            seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3), None if sinks is None else sinks.data_ptr(),
             page_table.shape[1], n, n_heads, n_kv_heads, dim, scoring.scale, torch.get_num_threads(), kv_dtype,
-            len(groups.tokens) if groups else 0,
+            len(shared[2]) if shared else 0, scoring.softcap, scoring.window,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
         return out
@@ -222,12 +219,10 @@ class CpuOps:
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
         return PackedCall(self._packed_linear, weight, bias)
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
-        if not stackable(layers, shape, final_norm.dtype):
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
+        if not stackable(layers, final_norm, shape):
             return None
-        return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, rotary, shape)
+        return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, shape)
 
     def experts(
         self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
@@ -274,6 +269,33 @@ def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
     """The weight as the kernels know it; it does not keep the tensors alive."""
     pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
     return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
+
+
+def _gated(op: str, function: Callable[..., None], x: Tensor) -> Tensor:
+    dtype, (n, dim) = _dtype(x), x.shape
+    _check(dim % 2 == 0, op, x)
+    out = x.new_empty(n, dim // 2)
+    function(dtype, x.data_ptr(), out.data_ptr(), n, dim // 2, torch.get_num_threads())
+    return out
+
+
+def _norm_dtype(weight: Tensor, *tensors: Tensor) -> int:
+    """The code of what a norm takes: 2 for a float32 weight beside bfloat16, else the one dtype of all."""
+    if weight.dtype == torch.float32 and _dtype(*tensors) == 1:
+        _dtype(weight)
+        return 2
+    return _dtype(weight, *tensors)
+
+
+def _head_norm(heads: Heads, qkv: Tensor) -> tuple[int | None, int | None, bool, float]:
+    """The norm of queries and keys: addresses of the weights, whether these are float32 beside bfloat16, epsilon."""
+    norm = heads.norm
+    if norm is None:
+        return None, None, False, 0.0
+    _check(norm.q.shape == norm.k.shape == (heads.dim,), "rope_kv_write", norm.q, norm.k)
+    wide = _norm_dtype(norm.q, qkv) == _norm_dtype(norm.k, qkv) == 2
+    _check(norm.q.dtype == norm.k.dtype, "rope_kv_write", norm.q, norm.k)
+    return norm.q.data_ptr(), norm.k.data_ptr(), wide, norm.eps
 
 
 def _dtype(*tensors: Tensor) -> int:

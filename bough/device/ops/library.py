@@ -23,10 +23,13 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("q", "k", "v", "out", "page_table", "rows", "q_start", "seq_len")),
         *((name, c_void_p) for name in ("k_scale", "v_scale", "group_start", "group_rows", "group_tokens")),
+        ("sinks", c_void_p),
         ("table_stride", c_int64),
         *((name, c_int) for name in ("n_rows", "n_heads", "n_kv_heads", "head_dim")),
         ("scale", c_float),
         *((name, c_int) for name in ("threads", "kv_dtype", "n_groups")),
+        ("softcap", c_float),
+        ("window", c_int),
     )
 
 
@@ -35,8 +38,10 @@ class RopeCall(ctypes.Structure):
 
     _fields_ = (
         *((name, c_void_p) for name in ("qkv", "cos_sin", "positions", "out_loc", "k", "v", "k_scale", "v_scale", "q")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm")),
         *((name, c_int) for name in ("n_tokens", "n_heads", "n_kv_heads", "head_dim", "rotary_dim", "threads")),
-        ("kv_dtype", c_int),
+        *((name, c_int) for name in ("kv_dtype", "interleaved", "norm_wide")),
+        ("norm_eps", c_float),
     )
 
 
@@ -107,10 +112,12 @@ class StackLayer(ctypes.Structure):
     """``StackLayer`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, c_void_p) for name in ("attention_norm", "attention_after", "mlp_norm", "mlp_after")),
         *((name, LinearParts) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("k", "v", "k_scale", "v_scale")),
         *((name, c_void_p) for name in ("qkv_lora", "out_lora", "gate_up_lora", "down_lora")),
+        *((name, c_void_p) for name in ("cos_sin", "q_norm", "k_norm", "sinks")),
+        *((name, c_int) for name in ("rotary_dim", "window")),
     )
 
 
@@ -123,8 +130,8 @@ class StackCall(ctypes.Structure):
         ("attention", AttentionCall),
         *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
         ("lora", c_void_p),
-        ("eps", c_float),
-        ("threads", c_int),
+        *((name, c_float) for name in ("eps", "residual_scale")),
+        *((name, c_int) for name in ("threads", "norm_wide", "gelu")),
     )
 
 
@@ -164,6 +171,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rms_norm": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int)),
     "add_rms_norm": (None, (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_int)),
     "silu_mul": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "gelu_mul": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "rope_kv_write": (None, (c_int, c_void_p)),
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),

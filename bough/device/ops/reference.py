@@ -119,9 +119,7 @@ class ReferenceOps:
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return ReferencePacked(weight, bias)
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
 
     def experts(

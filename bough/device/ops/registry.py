@@ -159,10 +159,8 @@ class Ops(Protocol):
         """
         ...
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
-        """All layers in one call for a few tokens (:mod:`bough.device.ops.stack`); None where that cannot be."""
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
+        """All layers in one call (:mod:`bough.device.ops.stack`); None where that cannot be."""
         ...
 
     def experts(
@@ -181,16 +179,21 @@ class Ops(Protocol):
         ...
 
 
-def resolve_ops(kernels: Literal["auto", "reference"]) -> Ops:
+def resolve_ops(kernels: Literal["auto", "reference"], device: torch.device | None = None) -> Ops:
     """The ops of this process: compiled kernels where there are any, unless the reference is asked for.
 
-    The first call may compile them, which takes seconds. Without a compiler it warns once and returns the reference.
+    On a CUDA ``device`` they are Triton's, compiled when they are first called. On the CPU the first call may compile
+    them, which takes seconds; without a compiler it warns once and returns the reference.
     """
     from bough.device.ops.cpu import CpuOps
     from bough.device.ops.reference import ReferenceOps
 
     if kernels == "reference":
         return ReferenceOps("asked for")
+    if device is not None and device.type == "cuda":
+        from bough.device.ops.triton.ops import TritonOps
+
+        return TritonOps(device, f"for {torch.cuda.get_device_name(device)}")
     loading = load()
     if loading.library is None:
         return ReferenceOps(loading.reason)

@@ -12,7 +12,6 @@ those the ones whose z is at least ``least_z``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch

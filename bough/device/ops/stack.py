@@ -1,8 +1,8 @@
-"""All layers of a Llama-shaped model in one call.
+"""All layers of a decoder in one call.
 
-At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With more
-of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the cache. The
-call computes what the separate ops compute, rounds where they round, and so gives the same bits.
+At one token the weights of a small model are read faster than nine ops per layer can be dispatched and joined. With
+more of them, threads go from layer to layer without leaving the call, and gates meet values before they leave the
+cache. The call computes what the separate ops compute, rounds where they round, and so gives the same bits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
 from bough.device.ops.experts import linear_parts
+from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, LinearParts, PackedLinear, RopeCall, StackCall, StackLayer
 from bough.device.ops.lora import LoraOp, Runs
 
@@ -25,36 +26,61 @@ MOST_HEAD_DIM = 512
 PANEL = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StackedLayer:
-    """One layer: its norms [D], and the packed weights of its linear layers, whose outputs lie side by side."""
+    """One layer.
 
-    attention_norm: Tensor
-    mlp_norm: Tensor
+    Attributes:
+        attention_norm, mlp_norm: weights [D] of the norms of what goes into either part, None for none.
+        attention_after, mlp_after: of what comes out.
+        qkv, out, gate_up, down: the packed weights of its linear layers, whose outputs lie side by side.
+        heads, scoring: of its attention.
+        rotary: its table [n_positions, R].
+    """
+
+    attention_norm: Tensor | None
+    attention_after: Tensor | None
+    mlp_norm: Tensor | None
+    mlp_after: Tensor | None
     qkv: Sequence[PackedLinear]
     out: Sequence[PackedLinear]
     gate_up: Sequence[PackedLinear]
     down: Sequence[PackedLinear]
+    heads: Heads
+    scoring: Scoring
+    rotary: Tensor
     adapted: Sequence[LoraOp] = ()
-    """What adapters add to the four; empty where the model takes none."""
+    """What adapters add to the four linears; empty where the model takes none."""
 
     @property
     def linears(self) -> tuple[Sequence[PackedLinear], ...]:
         """All four."""
         return self.qkv, self.out, self.gate_up, self.down
 
+    @property
+    def norms(self) -> tuple[Tensor | None, ...]:
+        """All four."""
+        return self.attention_norm, self.attention_after, self.mlp_norm, self.mlp_after
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackShape:
-    """The numbers of a stack; ``scale`` is that of the attention scores, ``eps`` that of the norms."""
+    """What all layers of a stack have in common.
 
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
+    Attributes:
+        hidden_size, intermediate_size: of the residual stream and between the projections of the feed-forward layer.
+        eps: of the norms.
+        dtype: that is computed in.
+        gelu: the gate's activation is gelu and not silu.
+        residual_scale: factor of what attention and feed-forward layer add.
+    """
+
     hidden_size: int
     intermediate_size: int
     eps: float
-    scale: float
+    dtype: torch.dtype
+    gelu: bool = False
+    residual_scale: float = 1.0
 
 
 class LayerStack:
@@ -70,27 +96,31 @@ class LayerStack:
         cells: Callable[[Cells, Cells], tuple[int, int, int, int | None, int | None]],
         layers: Sequence[StackedLayer],
         final_norm: Tensor,
-        rotary: Tensor,
         shape: StackShape,
     ) -> None:
         """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
-        those of their scales. ``final_norm`` is [D], ``rotary`` the table of the model."""
+        those of their scales. ``final_norm`` is [D]."""
+        dtype = shape.dtype
         self._function, self._cells = function, cells
-        self._kept = list(layers), final_norm, rotary
+        self._kept = list(layers), final_norm
         self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
         self._layers = (StackLayer * len(layers))(*(_described(layer) for layer in layers))
-        heads = shape.n_heads + 2 * shape.n_kv_heads
-        attended = shape.n_heads * shape.head_dim
-        self._widths = heads * shape.head_dim, attended, attended, shape.hidden_size, shape.intermediate_size
+        heads, scoring, norm = layers[0].heads, layers[0].scoring, layers[0].heads.norm
+        attended = heads.n_heads * heads.dim
+        written = attended + 2 * heads.n_kv_heads * heads.dim
+        self._widths = written, attended, attended, shape.hidden_size, shape.intermediate_size
         self._room: list[Tensor] = []
         self._n_tokens = 0
-        sizes = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
-        rope = RopeCall(cos_sin=rotary.data_ptr(), rotary_dim=rotary.shape[1], **sizes)
-        attention = AttentionCall(scale=shape.scale, **sizes)
+        sizes = {"n_heads": heads.n_heads, "n_kv_heads": heads.n_kv_heads, "head_dim": heads.dim}
+        rope = RopeCall(interleaved=heads.interleaved, **sizes)
+        if norm is not None:
+            rope.norm_wide, rope.norm_eps = norm.q.dtype != dtype, norm.eps
+        attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, None, shape.eps, 0,
+            shape.hidden_size, shape.intermediate_size, None, shape.eps, shape.residual_scale, 0,
+            final_norm.dtype != dtype, shape.gelu,
         )  # fmt: skip
 
     def __call__(
@@ -136,19 +166,40 @@ class LayerStack:
         call.attention.q, call.attention.out = q, attended
 
 
-def stackable(layers: Sequence[StackedLayer], shape: StackShape, dtype: torch.dtype) -> bool:
+def stackable(layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> bool:
     """Whether the kernel can compute these layers."""
+    if not layers:
+        return False
+    heads = layers[0].heads
     return (
-        dtype == torch.bfloat16
-        and shape.head_dim % 16 == 0
-        and shape.head_dim <= MOST_HEAD_DIM
+        shape.dtype == torch.bfloat16
+        and heads.dim % 16 == 0
+        and heads.dim <= MOST_HEAD_DIM
+        and len({_common(layer) for layer in layers}) == 1
+        and all(norm is None or norm.dtype == final_norm.dtype for layer in layers for norm in layer.norms)
         and all(1 <= len(parts) <= LinearParts.MOST for layer in layers for parts in layer.linears)
         # Gates and values are paired by panels, so in one weight the values have to begin with one.
         and all(len(layer.gate_up) == 2 or shape.intermediate_size % PANEL == 0 for layer in layers)
     )
 
 
+def _common(layer: StackedLayer) -> tuple[object, ...]:
+    """What has to be the same in all layers."""
+    heads, norm = layer.heads, layer.heads.norm
+    form = None if norm is None else (norm.q.dtype, norm.k.dtype, norm.eps)
+    sizes = heads.n_heads, heads.n_kv_heads, heads.dim, heads.interleaved
+    return *sizes, form, layer.scoring.scale, layer.scoring.softcap
+
+
 def _described(layer: StackedLayer) -> StackLayer:
-    norms = layer.attention_norm.data_ptr(), layer.mlp_norm.data_ptr()
-    linears = (linear_parts(linear) for linear in layer.linears)
-    return StackLayer(*norms, *linears, None, None, None, None, *(op.address for op in layer.adapted))
+    norm, scoring, rotary = layer.heads.norm, layer.scoring, layer.rotary
+    q_norm, k_norm = (None, None) if norm is None else (norm.q, norm.k)
+    adapted = [op.address for op in layer.adapted] or [None] * 4
+    return StackLayer(
+        *map(_address, layer.norms), *map(linear_parts, layer.linears), None, None, None, None, *adapted,
+        *map(_address, (rotary, q_norm, k_norm, scoring.sinks)), rotary.shape[1], scoring.window,
+    )  # fmt: skip
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -26,4 +27,8 @@ class Platform(Protocol):
 
     def features(self) -> tuple[str, ...]:
         """Names of the instruction sets or capabilities that kernels choose by."""
+        ...
+
+    def peak(self, run: Callable[[], object]) -> int:
+        """Bytes of the device that ``run`` takes beside what is allocated; 0 where they are the system's to find."""
         ...

@@ -86,17 +86,16 @@ class Timer:
     def _mark(self) -> Any:
         if not self._events:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own is not annotated
         event.record(torch.cuda.current_stream(self._device))
         return event
 
 
 @cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own is not annotated
 
 
 @cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
-

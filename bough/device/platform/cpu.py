@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -57,6 +58,9 @@ class CpuPlatform:
                 flags = set(value.split())
                 return tuple(name for name in FEATURES if name in flags)
         return ()
+
+    def peak(self, run: Callable[[], object]) -> int:
+        return 0
 
     def _memory_groups(self) -> list[Path]:
         """Folders of the process's control group and of those above it, version 2 or 1."""

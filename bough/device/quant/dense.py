@@ -22,6 +22,7 @@ class DenseLinear:
 
     * float32, and anything with the reference ops: a row's result does not depend on the other rows, bit by bit
       (:meth:`bough.device.ops.registry.Ops.linear`).
+    * On CUDA: cuBLAS.
     * bfloat16 otherwise: oneDNN on a weight in oneDNN's own layout. The kernel that it picks depends on the number of
       rows, so results may differ in the last bit between batches.
 
@@ -33,7 +34,7 @@ class DenseLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""
         self._apply: Callable[[Tensor], Tensor]
-        if ops.name == "reference" or weight.dtype == torch.float32:
+        if ops.name != "cpu" or weight.dtype == torch.float32:
             self._apply = ops.linear(weight, bias)
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)

@@ -20,8 +20,8 @@ def int4_in_groups(parameter: Parameter) -> PackedWeight:
     """A scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range."""
     weight = parameter.dense()
     n_groups = -(-weight.shape[1] // GROUP)
-    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8)
-    scales = torch.empty(len(weight), n_groups, 2, dtype=torch.float16)
+    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(len(weight), n_groups, 2, dtype=torch.float16, device=weight.device)
     for first in range(0, len(weight), ROWS):
         wide = pad_inputs(weight[first : first + ROWS].float(), GROUP).view(-1, n_groups, GROUP)
         values, scales[first : first + ROWS] = round_groups(wide)

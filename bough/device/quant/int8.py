@@ -16,7 +16,8 @@ ROWS = 4096
 def int8_per_output(parameter: Parameter) -> PackedWeight:
     """One symmetric scale per output, the largest magnitude at 127; inputs are rounded as they come (W8A8 dynamic)."""
     weight = parameter.dense()
-    q, scales = torch.empty(weight.shape, dtype=torch.uint8), torch.empty(len(weight))
+    q = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
     for first in range(0, len(weight), ROWS):
         wide = weight[first : first + ROWS].float()
         scale = wide.abs().amax(1) / 127
@@ -29,8 +30,8 @@ def int8_in_groups(parameter: Parameter) -> PackedWeight:
     """A scale for each 32 inputs, as in GGUF's Q8_0: for embeddings and heads, whose errors reach every token."""
     weight = parameter.dense()
     n_groups = -(-weight.shape[1] // GROUP)
-    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8)
-    scales = torch.empty(len(weight), n_groups, dtype=torch.float16)
+    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(len(weight), n_groups, dtype=torch.float16, device=weight.device)
     for first in range(0, len(weight), ROWS):
         wide = pad_inputs(weight[first : first + ROWS].float(), GROUP).view(-1, n_groups, GROUP)
         scale = (wide.abs().amax(2) / 127).half()

@@ -6,15 +6,17 @@ from typing import Literal
 
 import torch
 
+from bough.base.errors import ConfigError
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Scheme
 from bough.device.quant.blocks import pack_as_stored
 from bough.device.quant.dense import DenseScheme
+from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme
 from bough.device.quant.int4 import int4_in_groups
 from bough.device.quant.int8 import int8_in_groups, int8_per_output
 from bough.device.quant.packed import PackedScheme, pack_dense
 
-Quantize = Literal["auto", "none", "int8", "int4"]
+Quantize = Literal["auto", "none", "int8", "int4", "fp8"]
 
 
 def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
@@ -26,12 +28,22 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
       any number of rows; only where a processor multiplies bfloat16 in tiles (AMX), which they do not know, it is
       oneDNN's. float32 results do not depend on the batch, bit by bit.
     * "int8", "int4": rounded while loading; embedding and head to 8 bits in groups of 32.
+    * "fp8": rounded while loading, with a scale for each output; embedding and head stay. ConfigError where the device
+      cannot multiply them.
     """
     if quantize == "int8":
         return PackedScheme(int8_per_output, int8_in_groups, dtype, ops)
     if quantize == "int4":
         return PackedScheme(int4_in_groups, int8_in_groups, dtype, ops)
-    if ops.name == "reference" or dtype != torch.bfloat16:
+    if quantize == "fp8":
+        if "fp8" not in features or not isinstance(ops, Fp8Ops):
+            raise ConfigError("fp8 weights need a GPU of compute capability 8.9 or newer", param="quantize")
+        return Fp8Scheme(ops, DenseScheme(ops))
+    if ops.name == "reference" or (ops.name == "cpu" and dtype != torch.bfloat16):
         return DenseScheme(ops)
-    dense = DenseScheme(ops) if "amx_bf16" in features else PackedScheme(pack_dense, pack_dense, dtype, ops)
+    dense = (
+        DenseScheme(ops)
+        if "amx_bf16" in features or ops.name == "triton"
+        else PackedScheme(pack_dense, pack_dense, dtype, ops)
+    )
     return dense if quantize == "none" else PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)

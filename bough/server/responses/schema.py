@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bough.base.program import Program
+
 
 class Reasoning(msgspec.Struct, kw_only=True):
     effort: str | None = None
@@ -47,6 +49,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
+    program: Program | None = None
     access_programs: Any = None
     image: Any = None
     conversation: Any = None
@@ -73,7 +76,7 @@ UNSUPPORTED_RESPONSES = ("conversation", "prompt", "context_management", "modera
 INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 SAME_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "service_tier", "user", "safety_identifier",
-    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "seed", "top_k", "min_p",
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "program", "seed", "top_k", "min_p",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "ignore_eos", "chat_template_kwargs",
     "priority", "cache_salt", "extra_key", "timeout",
 )  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from bough.base.plan import RowInit
+from bough.device.platform.copies import to_device
 from bough.worker.sampling.base import SampleContext, Tensor
 from bough.worker.sampling.bias import FORBIDDEN
 
@@ -58,4 +59,4 @@ class BadWords:
             if row in self.rows:
                 forbidden = self.rows[row].forbidden()
                 if forbidden:
-                    logits[i, torch.tensor(forbidden)] = FORBIDDEN
+                    logits[i, to_device(np.array(forbidden), logits.device)] = FORBIDDEN

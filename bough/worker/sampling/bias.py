@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from bough.base.plan import RowInit
+from bough.device.platform.copies import to_device
 from bough.worker.sampling.base import SampleContext, Tensor
 
 FORBIDDEN = float("-inf")
@@ -14,12 +16,12 @@ class LogitBias:
     """Adds ``logit_bias``; a RowState. The values are finite and bounded, so a bias alone forbids nothing."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self.rows: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
 
     def add(self, row: int, init: RowInit) -> None:
         bias = init.params.logit_bias
         if bias:
-            self.rows[row] = torch.tensor(list(bias)), torch.tensor(list(bias.values()), dtype=torch.float32)
+            self.rows[row] = np.array(list(bias), np.int64), np.array(list(bias.values()), np.float32)
 
     def remove(self, row: int) -> None:
         self.rows.pop(row, None)
@@ -31,18 +33,18 @@ class LogitBias:
         for i, row in enumerate(context.rows):
             if row in self.rows:
                 ids, values = self.rows[row]
-                logits[i, ids] += values.to(logits.device)
+                logits[i, to_device(ids, logits.device)] += to_device(values, logits.device)
 
 
 class AllowedTokens:
     """Forbids everything but ``allowed_token_ids``; a RowState."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, Tensor] = {}
+        self.rows: dict[int, NDArray[np.int64]] = {}
 
     def add(self, row: int, init: RowInit) -> None:
         if init.params.allowed_token_ids:
-            self.rows[row] = torch.tensor(init.params.allowed_token_ids)
+            self.rows[row] = np.array(init.params.allowed_token_ids, np.int64)
 
     def remove(self, row: int) -> None:
         self.rows.pop(row, None)
@@ -53,7 +55,7 @@ class AllowedTokens:
     def apply(self, logits: Tensor, context: SampleContext) -> None:
         for i, row in enumerate(context.rows):
             if row in self.rows:
-                ids = self.rows[row]
+                ids = to_device(self.rows[row], logits.device)
                 kept = logits[i, ids]
                 logits[i] = FORBIDDEN
                 logits[i, ids] = kept
@@ -63,12 +65,12 @@ class MinTokens:
     """Forbids the end-of-sequence and stop ids until ``min_tokens`` tokens were generated; a RowState."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, tuple[int, Tensor]] = {}
+        self.rows: dict[int, tuple[int, NDArray[np.int64]]] = {}
 
     def add(self, row: int, init: RowInit) -> None:
         ends = (*init.eos_ids, *init.params.stop_token_ids)
         if ends and init.params.min_tokens > 0:
-            self.rows[row] = init.n_prompt + init.params.min_tokens, torch.tensor(ends)
+            self.rows[row] = init.n_prompt + init.params.min_tokens, np.array(ends, np.int64)
 
     def remove(self, row: int) -> None:
         self.rows.pop(row, None)
@@ -81,4 +83,4 @@ class MinTokens:
             if row in self.rows:
                 until, ids = self.rows[row]
                 if context.positions[i] < until:
-                    logits[i, ids] = FORBIDDEN
+                    logits[i, to_device(ids, logits.device)] = FORBIDDEN

@@ -6,11 +6,16 @@ All are of the raw logits: before penalties, bias, masks and temperature, in flo
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from bough.base.plan import Ints, PositionLogprobs, RowInit
 from bough.device.ops.registry import Ops
+from bough.device.ops.sampling import TokenLogprobs
+from bough.device.platform.copies import Fetch, to_device
 from bough.worker.sampling.base import Tensor
 
 CHUNK = 32
@@ -24,13 +29,53 @@ def position_logprobs(
 
     The rank counts from 1 in the order of ``top``: falling logit, ties by rising id.
     """
-    n_top = min(n_top, logits.shape[1])
-    found = ops.logprobs(logits, torch.tensor(tokens), n_top, torch.tensor(asked, dtype=torch.int64))
-    columns = (found.chosen, found.ranks, found.top_ids, found.top, found.asked)
-    return [
-        PositionLogprobs(token, value, rank, [(i, p) for i, p in zip(ids, values) if i >= 0], list(zip(asked, wanted)))
-        for token, value, rank, ids, values, wanted in zip(tokens, *(column.tolist() for column in columns))
-    ]
+    report = Report.launch(ops, logits, to_device(np.array(tokens, np.int64), logits.device), n_top, asked)
+    return report.entries(tokens, Fetch(*report.tensors).arrays())
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Logprobs of N rows, still on the device.
+
+    Attributes:
+        asked: ids that were asked for.
+        found: what the op gave.
+        members: indices of the rows in their step, where they are not all.
+    """
+
+    asked: tuple[int, ...]
+    found: TokenLogprobs
+    members: list[int]
+
+    @classmethod
+    def launch(
+        cls,
+        ops: Ops,
+        logits: Tensor,
+        tokens: Tensor,
+        n_top: int,
+        asked: tuple[int, ...],
+        members: list[int] | None = None,
+    ) -> Report:
+        """About ``tokens`` [N] int64, from ``logits`` [N, V]."""
+        wanted = to_device(np.array(asked, np.int64), logits.device)
+        found = ops.logprobs(logits, tokens, min(n_top, logits.shape[1]), wanted)
+        return cls(asked, found, [] if members is None else members)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What has to come to the host."""
+        found = self.found
+        return found.chosen, found.ranks, found.top_ids, found.top, found.asked
+
+    def entries(self, tokens: list[int], arrays: list[NDArray[Any]]) -> list[PositionLogprobs]:
+        """One for each of ``tokens`` [N]; ``arrays`` are the tensors on the host."""
+        return [
+            PositionLogprobs(
+                token, value, rank, [(i, p) for i, p in zip(ids, values) if i >= 0], list(zip(self.asked, wanted))
+            )
+            for token, value, rank, ids, values, wanted in zip(tokens, *(array.tolist() for array in arrays))
+        ]
 
 
 class Logprobs:
@@ -47,24 +92,35 @@ class Logprobs:
     def remove(self, row: int) -> None:
         self._rows.pop(row, None)
 
-    def report(
-        self, logits: Tensor, rows: list[int], tokens: list[int], failed: Container[int]
-    ) -> dict[int, list[PositionLogprobs]]:
-        """Index -> report of the token sampled there, for the rows that report and have not failed.
+    def launch(self, logits: Tensor, rows: list[int], tokens: Tensor) -> list[Report]:
+        """Reports of ``tokens`` [S], for the rows that ask for them; those who ask for the same are answered together.
 
-        ``logits`` [S, V] are raw; those who ask for the same are answered together.
+        ``logits`` [S, V] are raw. Of a row that fails, whose token is negative, a report says nothing.
         """
         groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         if self._rows:
             for i, row in enumerate(rows):
-                if row in self._rows and i not in failed:
+                if row in self._rows:
                     groups.setdefault(self._rows[row], []).append(i)
-        reports: dict[int, list[PositionLogprobs]] = {}
+        reports = []
         for (n_top, asked), members in groups.items():
-            part = logits if len(members) == len(logits) else logits[members]
-            entries = position_logprobs(self._ops, part, [tokens[i] for i in members], n_top, asked)
-            reports |= {i: [entry] for i, entry in zip(members, entries)}
+            part, chosen = logits, tokens.clamp(min=0)
+            if len(members) < len(logits):
+                at = to_device(np.array(members), logits.device)
+                part, chosen = logits[at], chosen[at]
+            reports.append(Report.launch(self._ops, part, chosen, n_top, asked, members))
         return reports
+
+    def finish(
+        self, reports: list[Report], arrays: list[NDArray[Any]], tokens: list[int], failed: Container[int]
+    ) -> dict[int, list[PositionLogprobs]]:
+        """Index -> report of the token sampled there; ``arrays`` are the tensors of all reports on the host."""
+        found: dict[int, list[PositionLogprobs]] = {}
+        for n, report in enumerate(reports):
+            columns = arrays[n * len(report.tensors) : (n + 1) * len(report.tensors)]
+            entries = report.entries([tokens[i] for i in report.members], columns)
+            found |= {i: [entry] for i, entry in zip(report.members, entries) if i not in failed}
+        return found
 
     def of(self, row: int, raw: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
         """Entries about ``tokens`` [N] of ``row``, from their logits ``raw`` [N, V]."""

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from bough.base.plan import RowInit
+from bough.device.platform.copies import to_device
 from bough.worker.sampling.base import SampleContext, Tensor
 
 
@@ -77,9 +78,10 @@ class Penalties:
 
         subtract = per_token([c.frequency for _, c in found]) * counts
         subtract += per_token([c.presence for _, c in found]) * (counts > 0)
-        factor = torch.from_numpy(per_token([c.repetition for _, c in found])).to(logits.device)
-        rows = torch.from_numpy(np.repeat(np.array([i for i, _ in found]), sizes)).to(logits.device)
-        ids = torch.from_numpy(np.concatenate([c.ids[: c.size] for _, c in found])).to(logits.device)
+        device = logits.device
+        factor = to_device(per_token([c.repetition for _, c in found]), device)
+        rows = to_device(np.repeat(np.array([i for i, _ in found]), sizes), device)
+        ids = to_device(np.concatenate([c.ids[: c.size] for _, c in found]), device)
         values = logits[rows, ids]
         values = torch.where(values > 0, values / factor, values * factor)
-        logits[rows, ids] = values - torch.from_numpy(subtract).to(logits.device)
+        logits[rows, ids] = values - to_device(subtract, device)

@@ -19,10 +19,11 @@ from bough.base.params import SamplingParams
 from bough.base.plan import Failure, PositionLogprobs, RowInit
 from bough.device.ops.registry import Ops
 from bough.device.ops.sampling import Draws
+from bough.device.platform.copies import Fetch, to_device
 from bough.worker.sampling.bad_words import BadWords
 from bough.worker.sampling.base import RowState, SampleContext, Tensor
 from bough.worker.sampling.bias import AllowedTokens, LogitBias, MinTokens
-from bough.worker.sampling.logprobs import Logprobs
+from bough.worker.sampling.logprobs import Logprobs, Report
 from bough.worker.sampling.penalties import Penalties
 
 UINT64 = (1 << 64) - 1
@@ -44,6 +45,21 @@ class Sampled:
     tokens: list[int]
     logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     failed: dict[int, Failure] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Sampling:
+    """A choice for S rows that the device makes, or has made.
+
+    Attributes:
+        tokens: [S] int64 on the device; negative for rows that fail.
+        fetch: on its way to the host: [2, S], whether the raw logits are a distribution (not negative), and tokens.
+        reports: logprobs of rows that asked.
+    """
+
+    tokens: Tensor
+    fetch: Fetch
+    reports: list[Report]
 
 
 class _Draw(NamedTuple):
@@ -74,7 +90,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._draws: dict[int, _Draw] = {}
         self._logprobs = Logprobs(ops)
-        self._features: list[RowState] = [Penalties(), LogitBias(), BadWords(), AllowedTokens(), MinTokens()]
+        self._histories: list[RowState] = [Penalties(), BadWords()]
+        self._features: list[RowState] = [*self._histories, LogitBias(), AllowedTokens(), MinTokens()]
 
     def add(self, row: int, init: RowInit) -> None:
         if init.params.temperature >= MIN_TEMPERATURE:
@@ -97,30 +114,43 @@ class Sampler:
         """Logprobs of ``tokens`` [N], which ``row`` was given without sampling, from their raw ``logits`` [N, V]."""
         return self._logprobs.of(row, logits, tokens)
 
+    def remembers(self, rows: list[int]) -> bool:
+        """Whether what may be sampled for any of ``rows`` depends on what was sampled before."""
+        return any(row in feature.rows for feature in self._histories if feature.rows for row in rows)
+
     def sample(self, logits: Tensor, context: SampleContext) -> Sampled:
         """Choose a token for each row of ``logits`` ([S, V], any float dtype; they stay as they are)."""
-        rows = context.rows
-        best: list[int] = self._ops.argmax(logits).tolist()
-        failed = {i: Failure("the model's logits are not finite") for i, token in enumerate(best) if token < 0}
+        return self.finish(self.launch(logits, context))
+
+    def launch(self, logits: Tensor, context: SampleContext) -> Sampling:
+        """As :meth:`sample`, without waiting for the device."""
+        rows, device = context.rows, logits.device
+        best = self._ops.argmax(logits)
+        tokens = best.clone()
         active = [feature for feature in self._features if feature.rows]
         ruled = self._ruled(active, context)
-        groups = [(logits, list(range(len(rows))))]
         if ruled:
-            plain = [i for i in range(len(rows)) if i not in ruled]
-            groups = [(logits[plain], plain), (self._apply(active, logits, ruled, context, best), ruled)]
-        for i in ruled:
+            at = to_device(np.array(ruled), device)
+            changed = self._apply(active, logits[at].float(), ruled, context)
+            tokens[at] = self._ops.argmax(changed).where(best[at] >= 0, -1)
+            self._draw(changed, at, ruled, tokens, context)
+        apart = set(ruled)
+        self._draw(logits, None, [i for i in range(len(rows)) if i not in apart], tokens, context)
+        reports = self._logprobs.launch(logits, rows, tokens)
+        fetched = [tensor for report in reports for tensor in report.tensors]
+        return Sampling(tokens, Fetch(torch.stack((best, tokens)), *fetched), reports)
+
+    def finish(self, sampling: Sampling) -> Sampled:
+        """Wait for what was launched."""
+        (best, tokens), *columns = sampling.fetch.arrays()
+        failed: dict[int, Failure] = {}
+        for i in np.flatnonzero(tokens < 0).tolist():
             if best[i] < 0:
-                failed.setdefault(i, Failure("the request's own rules leave no token to sample", 400))
-        tokens = list(best)
-        for part, members in groups:
-            lines = [line for line, i in enumerate(members) if rows[i] in self._draws and i not in failed]
-            if lines:
-                drawn = [members[line] for line in lines]
-                chosen = self._draw(part if len(lines) == len(members) else part[lines], drawn, best, context)
-                for i, token in zip(drawn, chosen):
-                    tokens[i] = token
-        reports = self._logprobs.report(logits, rows, tokens, failed)
-        return Sampled(tokens, reports, failed)
+                failed[i] = Failure("the model's logits are not finite")
+            else:
+                failed[i] = Failure("the request's own rules leave no token to sample", 400)
+        chosen = tokens.tolist()
+        return Sampled(chosen, self._logprobs.finish(sampling.reports, columns, chosen, failed), failed)
 
     def _ruled(self, active: list[RowState], context: SampleContext) -> list[int]:
         """The indices of rows whose logits a mask or one of the ``active`` features changes."""
@@ -129,32 +159,40 @@ class Sampler:
         masked = set() if context.masks is None else set(context.masked.tolist())
         return [i for i, row in enumerate(context.rows) if i in masked or any(row in f.rows for f in active)]
 
-    def _apply(
-        self, active: list[RowState], logits: Tensor, ruled: list[int], context: SampleContext, best: list[int]
-    ) -> Tensor:
-        """The logits of the rows at the indices ``ruled`` after masks and features, float32; updates their ``best``."""
-        changed = logits[ruled].float()
+    def _apply(self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext) -> Tensor:
+        """``changed``, the logits [N, V] float32 of the rows at the indices ``ruled``, after masks and features."""
         if context.masks is not None:
-            lines = torch.tensor([ruled.index(i) for i in context.masked.tolist()], device=logits.device)
-            self._ops.apply_bitmask(changed, context.masks, lines)
+            lines = np.searchsorted(ruled, context.masked)
+            self._ops.apply_bitmask(changed, context.masks, to_device(lines.astype(np.int64), changed.device))
         part = SampleContext([context.rows[i] for i in ruled], context.positions[ruled])
         for feature in active:
             feature.apply(changed, part)
-        for i, token in zip(ruled, self._ops.argmax(changed).tolist()):
-            best[i] = token
         return changed
 
-    def _draw(self, logits: Tensor, members: list[int], best: list[int], context: SampleContext) -> list[int]:
-        """Tokens for ``logits`` [N, V] of the rows at the N indices ``members``."""
-        rows = [self._draws[context.rows[i]] for i in members]
+    def _draw(
+        self, logits: Tensor, at: Tensor | None, members: list[int], tokens: Tensor, context: SampleContext
+    ) -> None:
+        """Replace ``tokens`` at the indices ``members`` [N] of rows that are not greedy by draws.
+
+        ``logits`` are those of the members alone, whose indices are ``at``, too; or of all rows, if that is None.
+        """
+        drawn = [(line, i) for line, i in enumerate(members) if context.rows[i] in self._draws]
+        if not drawn:
+            return
+        where = [i for _, i in drawn]
+        if len(drawn) == len(logits):
+            part, place = logits, slice(None) if at is None else at
+        else:
+            place = to_device(np.array(where), logits.device)
+            part = logits[place if at is None else to_device(np.array([line for line, _ in drawn]), logits.device)]
+        rows = [self._draws[context.rows[i]] for i in where]
         draws = Draws(
-            best=np.array([best[i] for i in members], np.int64),
+            best=tokens[place].contiguous(),
             temperature=np.array([d.temperature for d in rows], np.float32),
             top_k=np.array([d.top_k for d in rows], np.int64),
             top_p=np.array([d.top_p for d in rows], np.float64),
             least_z=np.array([d.least_z for d in rows], np.float64),
             seeds=np.array([d.seed for d in rows], np.uint64),
-            positions=context.positions[members],
+            positions=context.positions[where],
         )
-        tokens: list[int] = self._ops.sample(logits, draws).tolist()
-        return tokens
+        tokens[place] = self._ops.sample(part, draws)

@@ -66,7 +66,11 @@ def builds() -> Iterator[Build]:
             {"x": bf16, "residual": bf16, "weight": bf16, "out": bf16, "dim": "i32", "eps": "fp32"},
             {"ADD": add, "BLOCK": 4096}, 8,
         )  # fmt: skip
-    yield Build("silu_mul", elementwise.silu_mul_kernel, {"x": bf16, "out": bf16, "dim": "i32"}, {"BLOCK": 1024})
+    for gelu in (False, True):
+        yield Build(
+            f"gated gelu={gelu}", elementwise.gated_kernel, {"x": bf16, "out": bf16, "dim": "i32"},
+            {"GELU": gelu, "BLOCK": elementwise.COLUMNS},
+        )  # fmt: skip
     for dtype in (torch.int8, torch.float8_e4m3fn):
         yield Build(
             f"round_rows {dtype}", elementwise.round_rows_kernel,
@@ -78,10 +82,10 @@ def builds() -> Iterator[Build]:
         yield Build(
             f"rope_kv_write {kv}", rope.rope_kv_write_kernel,
             {"qkv": bf16, "cos_sin": torch.float32, "positions": torch.int32, "out_loc": torch.int32, "q": bf16,
-             "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32, "n_heads": "i32",
-             "n_kv_heads": "i32", "dim": "i32", "half": "i32"},
-            {"HEADS": rope.HEADS, "HALF": 64, "TAIL": 0, "QUANTIZED": kv == torch.int8,
-             "FP8": kv == torch.float8_e4m3fn},
+             "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32, "q_norm": bf16, "k_norm": bf16,
+             "eps": "fp32", "n_heads": "i32", "n_kv_heads": "i32", "dim": "i32", "half": "i32"},
+            {"HEADS": rope.HEADS, "HALF": 64, "TAIL": 0, "INTERLEAVED": False, "NORM": kv == bf16,
+             "QUANTIZED": kv == torch.int8, "FP8": kv == torch.float8_e4m3fn},
             odd=("n_kv_heads",), architectures=(90,) if kv == torch.float8_e4m3fn else ARCHITECTURES,
         )  # fmt: skip
     yield from sampling_builds()
@@ -103,12 +107,14 @@ def attention_builds() -> Iterator[Build]:
     for dim, group, kv, (softcap, window, sinks) in cases:
         for large in (False, True):
             blocks = attention.blocks_of(group, dim, torch.bfloat16, large, kv == torch.int8)
-            options = "".join(name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on)
+            options = "".join(
+                name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on
+            )
             yield Build(
                 f"attend {'large' if large else 'small'} D={dim} G={group} {kv} {options}".strip(),
                 attention.attend_kernel,
                 {"q": torch.bfloat16, "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32,
-                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.bfloat16, "out": torch.bfloat16,
+                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.float32, "out": torch.bfloat16,
                  "partials": torch.float32, "stats": torch.float32, "table_stride": "i32", "scale": "fp32",
                  "softcap": "fp32", "window": "i32"},
                 {"KV_HEADS": 8, "GROUP": group, "DIM": dim, "BLOCK_D": triton.next_power_of_2(dim),
@@ -120,7 +126,7 @@ def attention_builds() -> Iterator[Build]:
     for sinks in (False, True):
         yield Build(
             f"merge sinks={sinks}", attention.merge_kernel,
-            {"work": torch.int32, "partials": torch.float32, "stats": torch.float32, "sinks": torch.bfloat16,
+            {"work": torch.int32, "partials": torch.float32, "stats": torch.float32, "sinks": torch.float32,
              "out": torch.bfloat16},
             {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_H": attention.MERGED_HEADS, "SINKS": sinks},
         )  # fmt: skip
@@ -227,7 +233,9 @@ def main() -> None:
                 try:
                     print(json.dumps(compile_one(build, architecture)), flush=True)
                 except Exception as error:
-                    print(json.dumps({"name": build.name, "architecture": architecture, "error": str(error)}), flush=True)
+                    print(
+                        json.dumps({"name": build.name, "architecture": architecture, "error": str(error)}), flush=True
+                    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 * Scalars are arrays of one element, which numpy >= 2.4 does not take for integers any more.
 * A product of bfloat16 multiplies the bits as if they were integers, and one of float8 goes through float16.
-* Conversions to bfloat16 cut bits off, those of integers to it keep the integer's bits, and those to float8 carry no rounding into the exponent; both are slow.
+* Conversions to bfloat16 cut bits off, those of integers to it keep the integer's bits, and those to float8 carry no
+  rounding into the exponent; all are slow.
 
-What it cannot show: limits of shared memory, races, misaligned accesses. ``TRITON_INTERPRET`` is set where pytest starts,
-in ``tests/conftest.py``.
+What it cannot show: limits of shared memory, races, misaligned accesses. ``TRITON_INTERPRET`` is set where pytest
+starts, in ``tests/conftest.py``.
 """
 
 from __future__ import annotations

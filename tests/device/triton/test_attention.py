@@ -13,6 +13,7 @@ from bough.base.plan import SharedPrefix
 from bough.device.attention import work as planning
 from bough.device.attention.work import HostBatch, Tiles, most_work, plan_work
 from bough.device.ops.cells import QuantizedCells, read_cells
+from bough.device.ops.heads import Scoring
 from bough.device.ops.registry import Ops
 from bough.device.ops.triton import attention
 
@@ -109,7 +110,7 @@ def exact_with(case: Case, window: int, softcap: float, sinks: Tensor | None) ->
         group = q.shape[1] // case.k.shape[1]
         locs = case.page_table[row, :length].long()
         k, v = (read_cells(cells, locs).double().repeat_interleave(group, dim=1) for cells in (case.k, case.v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scale
+        scores = torch.einsum("qhd,khd->hqk", q, k) * case.scoring.scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         at, keys = torch.arange(length - len(q), length)[:, None], torch.arange(length)
         hidden = (keys > at) | (keys <= at - window if window else keys < 0)
@@ -130,7 +131,7 @@ def test_options_of_layers(window: int, softcap: float, with_sinks: bool) -> Non
     work = plan_work(batch, tiles, window)
     out = attention.attend(
         *(there(x) for x in (case.q, case.k, case.v, case.page_table, torch.from_numpy(work.array))), work.sizes,
-        case.scale, window, softcap, there(sinks),
+        Scoring(case.scoring.scale, softcap, window, there(sinks)),
     ).cpu()  # fmt: skip
     assert (out.double() - exact_with(case, window, softcap, sinks)).abs().max() < 5e-6
 

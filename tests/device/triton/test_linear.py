@@ -77,10 +77,8 @@ def test_wider_groups_and_odd_shapes(ops: Ops, kind: Kind) -> None:
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
 def test_packed_rows(ops: Ops, kind: Kind) -> None:
     weight, ids = make_weight(kind, 50, 512), torch.tensor([49, 0, 17, 17], dtype=torch.int32)
-    moved = PackedWeight(
-        kind, 50, 512, weight.weight.to(DEVICE), *(None if t is None else t.to(DEVICE) for t in (weight.scale, weight.sub)),
-        weight.group,
-    )  # fmt: skip
+    scale, sub = (None if t is None else t.to(DEVICE) for t in (weight.scale, weight.sub))
+    moved = PackedWeight(kind, 50, 512, weight.weight.to(DEVICE), scale, sub, weight.group)
     out = ops.packed_rows(moved, ids.to(DEVICE), torch.float32).cpu()
     assert torch.equal(out, REFERENCE.packed_rows(weight, ids, torch.float32))
 

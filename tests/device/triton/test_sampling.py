@@ -120,5 +120,7 @@ def test_logprobs(ops: Ops, dtype: torch.dtype) -> None:
 
 def test_top_tokens_end_where_numbers_do(ops: Ops) -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, math.nan]])
-    found = ops.logprobs(logits.to(DEVICE), torch.tensor([0]).to(DEVICE), 4, torch.tensor([], dtype=torch.int64).to(DEVICE))
+    found = ops.logprobs(
+        logits.to(DEVICE), torch.tensor([0]).to(DEVICE), 4, torch.tensor([], dtype=torch.int64).to(DEVICE)
+    )
     assert found.top_ids.tolist() == [[2, 0, -1, -1]]

@@ -24,7 +24,7 @@ struct Attention {
     const int group_heads, dim, words;
     const int64_t record;   // floats of one query's partial result: output, maximum, sum
     const bool direct;      // cells have the type that is computed with
-    const float log2_scale;
+    float cap_scale, log2_scale;    // score := tanh(cap_scale * product), unless that is 0; log2(weight) = log2_scale * score
     int queries_per_unit = 0;
     Unit* units = nullptr;
     Item* items = nullptr;
@@ -34,8 +34,7 @@ struct Attention {
 
     explicit Attention(const AttentionCall& c)
         : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
-          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
-          log2_scale(c.scale * 1.44269504f) {}
+          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)) {}
 
     int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
 
@@ -51,6 +50,12 @@ struct Attention {
     int visible(const Unit& u, int t) const {
         if (u.group >= 0) return u.last_segment * SEGMENT;
         return call.seq_len[u.row] - new_tokens(u.row) + u.first_token + t + 1;
+    }
+
+    // The first position that is visible to it.
+    int first_visible(const Unit& u, int t) const {
+        int begin = call.window ? visible(u, t) - call.window : 0;
+        return begin > 0 ? begin : 0;
     }
 
     // Index of query token `t` of the unit among all new tokens.
@@ -90,13 +95,16 @@ struct Attention {
         return call.page_table + (int64_t)call.rows[u.row] * call.table_stride + segment * SEGMENT;
     }
 
-    // Finds the cells of a segment. Whole vectors of keys may be read: the last cell stands for those that are missing.
+    // Finds the cells of a segment. Whole vectors of keys may be read: the first and the last cell that the unit sees
+    // stand for those before and after them.
     void locate(const Unit& u, int kv_head, int segment, Cells& to) const {
         to.n = keys_of(u, segment);
         const int32_t* loc = locs(u, segment);
+        const int first = first_visible(u, 0) - segment * SEGMENT;
         int64_t bytes = cell_bytes(call.kv_dtype) * dim;
         for (int i = 0; i < (int)ceil_div(to.n, WIDTH) * WIDTH; ++i) {
-            int64_t cell = (int64_t)loc[i < to.n ? i : to.n - 1] * call.n_kv_heads + kv_head;
+            int at = i < first ? first : i < to.n ? i : to.n - 1;
+            int64_t cell = (int64_t)loc[at] * call.n_kv_heads + kv_head;
             to.keys[i] = (const char*)call.k + cell * bytes;
             to.values[i] = (const char*)call.v + cell * bytes;
             if (call.k_scale) {
@@ -133,15 +141,18 @@ struct Attention {
         }
     }
 
-    // Scores of one query -> weights, maximum and sum. LaneBlock::soften is the same for queries in the lanes.
-    void soften(const Cells& cells, int seen, float* s, T* weights, float* result) const {
+    // Scores of one query, which sees keys [begin, seen), -> weights, maximum and sum. LaneBlock::soften is the same for
+    // queries in the lanes.
+    void soften(const Cells& cells, int begin, int seen, float* s, T* weights, float* result) const {
         const vf infinity = splat(__builtin_inff());
         const vi lane = lane_index();
         vf best = -infinity, total = vf{};
         for (int j = 0; j < cells.n; j += WIDTH) {
             vf x = loadf(s + j);
             if (call.k_scale) x *= loadf(cells.k_scale + j);
+            if (cap_scale) x = tanhv(x * splat(cap_scale));
             if (seen - j < WIDTH) x = select(lane + j < seen, x, -infinity);
+            if (begin > j) x = select(lane + j >= begin, x, -infinity);
             storef(s + j, x);
             best = larger(x, best);
         }
@@ -149,6 +160,7 @@ struct Attention {
         for (int j = 0; j < cells.n; j += WIDTH) {
             vf p = weight_exp2(fma(loadf(s + j), splat(log2_scale), splat(-shift)), (const T*)nullptr);
             if (seen - j < WIDTH) p = keep(lane + j < seen, p);
+            if (begin > j) p = keep(lane + j >= begin, p);
             total += p;
             if (call.v_scale) p *= loadf(cells.v_scale + j);
             store_weight(weights + j, p);
@@ -175,7 +187,8 @@ struct Attention {
         }
         for (int r = 0; r < n; ++r) {
             int seen = visible(u, r / group_heads) - segment * SEGMENT;
-            soften(cells, seen < cells.n ? seen : cells.n, w.scores + (int64_t)r * SEGMENT,
+            int begin = first_visible(u, r / group_heads) - segment * SEGMENT;
+            soften(cells, begin, seen < cells.n ? seen : cells.n, w.scores + (int64_t)r * SEGMENT,
                    w.weights + (int64_t)r * SEGMENT, w.segment + r * record);
         }
         const T* const* values = as_elements(cells.values, n_read, w.values, rows);
@@ -232,16 +245,21 @@ struct Attention {
             int n_vecs = (int)ceil_div(count, WIDTH);
             int all = visible(u, first / group_heads) - begin;
             int some = visible(u, (first + count - 1) / group_heads) - begin;
-            if (some <= 0 && !records) continue;
+            int lowest = first_visible(u, first / group_heads) - begin;
+            int highest = first_visible(u, (first + count - 1) / group_heads) - begin;
+            if ((some <= 0 || lowest >= now.n) && !records) continue;
             some = some < 0 ? 0 : some;
-            bool masked = all < now.n && all < some;
-            for (int i = 0; masked && i < n_vecs * WIDTH; ++i)
-                w.seen[i] = i < count ? visible(u, (first + i) / group_heads) - begin : SEGMENT;
+            bool masked = (all < now.n && all < some) || highest > 0;
+            for (int i = 0; masked && i < n_vecs * WIDTH; ++i) {
+                int t = (first + (i < count ? i : 0)) / group_heads;
+                w.seen[i] = visible(u, t) - begin;
+                w.unseen[i] = first_visible(u, t) - begin;
+            }
             LaneBlock<word> lanes = {
                 w.queries + (int64_t)block * words * LANES, (const word*)w.keys, w.pairs,
                 call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
-                masked ? w.seen : nullptr, w.scores, w.segment, w.top, w.sum, some < now.n ? some : now.n, words, dim,
-                log2_scale, {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
+                masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores, w.segment, w.top, w.sum,
+                some < now.n ? some : now.n, words, dim, cap_scale, log2_scale, {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
             };
             switch (n_vecs) {
                 case 1: lanes.template run<1>(); break;
@@ -314,11 +332,20 @@ struct Attention {
                           w.rows + ((int64_t)i * n + r) * record);
     }
 
+    // 1 / the sum of all weights, relative to the largest score.
+    float share_of(const float* total, int64_t head) const {
+        if (!call.sinks) return 1.0f / total[dim + 1];
+        float sink = call.sinks[head % call.n_heads] * 1.44269504f, top = total[dim];
+        if (sink <= top) return 1.0f / (total[dim + 1] + exp2_one(sink - top));
+        float fewer = exp2_one(top - sink);
+        return fewer / (total[dim + 1] * fewer + 1.0f);
+    }
+
     void write(const Unit& u, const Work<T>& w) const {
         for (int r = 0; r < n_records(u); ++r) {
             const float* from = w.rows + r * record;
             T* to = (T*)call.out + head(u, r) * dim;
-            vf share = splat(1.0f / from[dim + 1]);
+            vf share = splat(share_of(from, head(u, r)));
             for (int d = 0; d < dim; d += WIDTH) store(to + d, loadf(from + d) * share);
         }
     }
@@ -446,6 +473,8 @@ struct Attention {
                 for (int head = 0; head < call.n_kv_heads; head += heads) {
                     Unit u = {b, head, heads, -1, block * tokens, count, begin, 0, 1, nullptr, 0};
                     u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
+                    const int first = first_visible(u, 0) / SEGMENT;
+                    u.first_segment = first > begin ? first : begin;
                     visit(u);
                 }
             }
@@ -454,6 +483,8 @@ struct Attention {
 
     // Cuts the call into `items`: first those of shared prefixes, on whose results the others depend.
     void plan() {
+        cap_scale = call.softcap ? call.scale / call.softcap : 0;
+        log2_scale = (call.softcap ? call.softcap : call.scale) * 1.44269504f;
         int longest = 1, n_members = 0;
         for (int b = 0; b < call.n_rows; ++b) longest = new_tokens(b) > longest ? new_tokens(b) : longest;
         if (call.n_groups) n_members = call.group_start[call.n_groups];

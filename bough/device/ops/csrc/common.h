@@ -13,7 +13,8 @@ enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2, BOUGH_INT
 
 // One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim] of kv_dtype;
 // k_scale, v_scale: [cells, n_kv_heads] for int8, else null; page_table: [*, table_stride] locs; rows, seq_len:
-// [n_rows]; q_start: [n_rows + 1] token offsets. Group g: the rows of the batch group_rows[group_start[g] ..
+// [n_rows]; q_start: [n_rows + 1] token offsets. A softcap c other than 0 bounds scores: c * tanh(score / c); a window w
+// other than 0 lets a query see the last w positions only; sinks, [n_heads] or null, are scores without a value. Group g: the rows of the batch group_rows[group_start[g] ..
 // group_start[g + 1]) have their first group_tokens[g] locs in common, all of them before their new tokens.
 struct AttentionCall {
     const void* q;
@@ -29,6 +30,7 @@ struct AttentionCall {
     const int32_t* group_start;
     const int32_t* group_rows;
     const int32_t* group_tokens;
+    const float* sinks;
     int64_t table_stride;
     int n_rows;
     int n_heads;
@@ -38,10 +40,14 @@ struct AttentionCall {
     int threads;
     int kv_dtype;
     int n_groups;
+    float softcap;
+    int window;
 };
 
 // One call of rotary embedding and KV write. qkv: [T, (n_heads + 2 n_kv_heads) * head_dim];
 // cos_sin: [*, rotary_dim], cosines first; q: [T, n_heads, head_dim]; k, v, k_scale and v_scale as for attention.
+// q_norm, k_norm: weights [head_dim] of norms before the rotation, float if norm_wide, or null. Pairs are (i, i + half),
+// or (2i, 2i + 1) if interleaved.
 struct RopeCall {
     const void* qkv;
     const float* cos_sin;
@@ -52,6 +58,8 @@ struct RopeCall {
     float* k_scale;
     float* v_scale;
     void* q;
+    const void* q_norm;
+    const void* k_norm;
     int n_tokens;
     int n_heads;
     int n_kv_heads;
@@ -59,6 +67,9 @@ struct RopeCall {
     int rotary_dim;
     int threads;
     int kv_dtype;
+    int interleaved;
+    int norm_wide;
+    float norm_eps;
 };
 
 // One call of the draw from n rows of logits [n, vocab]; arrays are [n]. `best` is the index of the row's largest
@@ -169,20 +180,30 @@ struct LoraRuns {
     int64_t inner_stride;
 };
 
-// One layer for layer_stack.
+// One layer for layer_stack. Norms of what goes into attention and the feed-forward layer and of what comes out of them
+// are null where there are none. The rest is as in RopeCall and AttentionCall.
 struct StackLayer {
     const void* attention_norm;
+    const void* attention_after;
     const void* mlp_norm;
+    const void* mlp_after;
     LinearParts qkv, out, gate_up, down;
     void* k;
     void* v;
     float* k_scale;
     float* v_scale;
     const LoraTable *qkv_lora, *out_lora, *gate_up_lora, *down_lora;
+    const float* cos_sin;
+    const void* q_norm;
+    const void* k_norm;
+    const float* sinks;
+    int rotary_dim;
+    int window;
 };
 
 // One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
-// result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size].
+// result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have float weights if norm_wide;
+// what attention and feed-forward layer add is multiplied by residual_scale.
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
@@ -197,7 +218,10 @@ struct StackCall {
     int64_t intermediate_size;
     const LoraRuns* lora;    // null where no token has an adapter; then the layers' tables are not read
     float eps;
+    float residual_scale;
     int threads;
+    int norm_wide;
+    int gelu;
 };
 
 // One expert of a mixture of experts.
@@ -236,12 +260,16 @@ struct LoraCall {
 };
 
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16.
+// The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
+// [2] bfloat16 with float weights.
+constexpr int NORM_DTYPES = 3;
 struct KernelTable {
-    void (*rms_norm[2])(const void* x, const void* weight, void* out, int64_t rows, int64_t dim, float eps,
+    void (*rms_norm[NORM_DTYPES])(const void* x, const void* weight, void* out, int64_t rows, int64_t dim, float eps,
                         int threads);
-    void (*add_rms_norm[2])(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t dim,
+    void (*add_rms_norm[NORM_DTYPES])(const void* x, void* residual, const void* weight, void* out, int64_t rows, int64_t dim,
                             float eps, int threads);
     void (*silu_mul[2])(const void* x, void* out, int64_t rows, int64_t dim, int threads);
+    void (*gelu_mul[2])(const void* x, void* out, int64_t rows, int64_t dim, int threads);
     void (*rope_kv_write[2])(const RopeCall& call);
     void (*paged_attention[2])(const AttentionCall& call);
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);

@@ -182,6 +182,10 @@ EXPORT void bough_silu_mul(int dtype, const void* x, void* out, int64_t rows, in
     table->silu_mul[dtype](x, out, rows, dim, threads);
 }
 
+EXPORT void bough_gelu_mul(int dtype, const void* x, void* out, int64_t rows, int64_t dim, int threads) {
+    table->gelu_mul[dtype](x, out, rows, dim, threads);
+}
+
 EXPORT void bough_rope_kv_write(int dtype, const RopeCall* call) { table->rope_kv_write[dtype](*call); }
 
 EXPORT void bough_paged_attention(int dtype, const AttentionCall* call) { table->paged_attention[dtype](*call); }

@@ -1,4 +1,4 @@
-// Norms, activation, rotary embedding with the KV write, and argmax. Rows are independent of each other, and the
+// Norms, activations, rotary embedding with the KV write, and argmax. Rows are independent of each other, and the
 // order of every sum depends only on the row's own length.
 #pragma once
 
@@ -45,13 +45,23 @@ INLINE float inverse_rms(const T* x, int64_t dim, float eps) {
     return 1.0f / __builtin_sqrtf(total / (float)dim + eps);
 }
 
-// The normalised value is rounded to T before the weight multiplies it, as the models were trained.
-template <typename T>
-INLINE void scale_by_weight(const T* x, float factor, const T* weight, T* out, int64_t dim) {
+// The normalised value is rounded to the weight's type before that multiplies it, as the models were trained.
+template <typename T, typename W>
+INLINE void scale_by_weight(const T* x, float factor, const W* weight, T* out, int64_t dim) {
     int64_t i = 0;
     for (; i + WIDTH <= dim; i += WIDTH)
-        store(out + i, rounded(load(x + i) * splat(factor), out) * load(weight + i));
-    for (; i < dim; ++i) store_one(out + i, rounded(widen(x[i]) * factor, out) * widen(weight[i]));
+        store(out + i, rounded(load(x + i) * splat(factor), weight) * load(weight + i));
+    for (; i < dim; ++i) store_one(out + i, rounded(widen(x[i]) * factor, weight) * widen(weight[i]));
+}
+
+// One row's norm, with a weight of type T or float.
+template <typename T>
+INLINE void norm_row(const T* x, const void* weight, bool wide, float eps, T* out, int64_t dim) {
+    const float factor = inverse_rms(x, dim, eps);
+    if (wide)
+        scale_by_weight(x, factor, (const float*)weight, out, dim);
+    else
+        scale_by_weight(x, factor, (const T*)weight, out, dim);
 }
 
 // r += x
@@ -62,9 +72,18 @@ INLINE void add_row(const T* x, T* r, int64_t dim) {
     for (; i < dim; ++i) store_one(r + i, widen(x[i]) + widen(r[i]));
 }
 
+// to = x * factor
 template <typename T>
+INLINE void scale_row(const T* x, float factor, T* to, int64_t dim) {
+    int64_t i = 0;
+    for (; i + WIDTH <= dim; i += WIDTH) store(to + i, load(x + i) * splat(factor));
+    for (; i < dim; ++i) store_one(to + i, widen(x[i]) * factor);
+}
+
+template <typename T, typename W>
 void rms_norm(const void* x_, const void* weight_, void* out_, int64_t rows, int64_t dim, float eps, int threads) {
-    const T *x = (const T*)x_, *weight = (const T*)weight_;
+    const T* x = (const T*)x_;
+    const W* weight = (const W*)weight_;
     T* out = (T*)out_;
     for_rows(rows, dim, threads, [=](int64_t row) {
         const T* from = x + row * dim;
@@ -72,10 +91,11 @@ void rms_norm(const void* x_, const void* weight_, void* out_, int64_t rows, int
     });
 }
 
-template <typename T>
+template <typename T, typename W>
 void add_rms_norm(const void* x_, void* residual_, const void* weight_, void* out_, int64_t rows, int64_t dim,
                   float eps, int threads) {
-    const T *x = (const T*)x_, *weight = (const T*)weight_;
+    const T* x = (const T*)x_;
+    const W* weight = (const W*)weight_;
     T *residual = (T*)residual_, *out = (T*)out_;
     for_rows(rows, dim, threads, [=](int64_t row) {
         T* r = residual + row * dim;
@@ -89,21 +109,34 @@ INLINE vf silu(vf x) {
     return x / (splat(1.0f) + exp2v(power));
 }
 
-// to = silu(gate) * up
-template <typename T>
-INLINE void silu_mul_row(const T* gate, const T* up, T* to, int64_t dim) {
-    int64_t i = 0;
-    for (; i + WIDTH <= dim; i += WIDTH) store(to + i, rounded(silu(load(gate + i)), to) * load(up + i));
-    for (; i < dim; ++i) store_one(to + i, rounded(silu(splat(widen(gate[i])))[0], to) * widen(up[i]));
+// The tanh form: x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE vf gelu(vf x) {
+    vf power = x * fma(x * x, splat(-0.10294324f), splat(-2.3022082f));
+    power = vmin(vmax(power, splat(-125.0f)), splat(126.0f));
+    return x / (splat(1.0f) + exp2v(power));
 }
 
-template <typename T>
-void silu_mul(const void* x_, void* out_, int64_t rows, int64_t dim, int threads) {
+// to = act(gate) * up
+template <bool GELU, typename T>
+INLINE void gated_row(const T* gate, const T* up, T* to, int64_t dim) {
+    int64_t i = 0;
+    for (; i + WIDTH <= dim; i += WIDTH) {
+        vf x = load(gate + i);
+        store(to + i, rounded(GELU ? gelu(x) : silu(x), to) * load(up + i));
+    }
+    for (; i < dim; ++i) {
+        vf x = splat(widen(gate[i]));
+        store_one(to + i, rounded((GELU ? gelu(x) : silu(x))[0], to) * widen(up[i]));
+    }
+}
+
+template <typename T, bool GELU>
+void gated(const void* x_, void* out_, int64_t rows, int64_t dim, int threads) {
     const T* x = (const T*)x_;
     T* out = (T*)out_;
     for_rows(rows, 2 * dim, threads, [=](int64_t row) {
         const T* gate = x + row * 2 * dim;
-        silu_mul_row(gate, gate + dim, out + row * dim, dim);
+        gated_row<GELU>(gate, gate + dim, out + row * dim, dim);
     });
 }
 
@@ -124,27 +157,53 @@ INLINE void rotate(const T* from, const float* cosine, const float* sine, T* to,
     memcpy(to + 2 * half, from + 2 * half, sizeof(T) * (dim - 2 * half));
 }
 
-// Heads larger than this are written in the type of the queries only.
+// The same for the pairs (2i, 2i + 1).
+template <typename T>
+INLINE void rotate_neighbours(const T* from, const float* cosine, const float* sine, T* to, int half, int dim) {
+    for (int i = 0; i < half; ++i) {
+        float a = widen(from[2 * i]), b = widen(from[2 * i + 1]);
+        store_one(to + 2 * i, a * cosine[i] - b * sine[i]);
+        store_one(to + 2 * i + 1, b * cosine[i] + a * sine[i]);
+    }
+    memcpy(to + 2 * half, from + 2 * half, sizeof(T) * (dim - 2 * half));
+}
+
+// Heads larger than this have no norm, and are written in the type of the queries only.
 constexpr int MAX_HEAD_DIM = 512;
+
+// One query or key, normed and rotated.
+template <typename T>
+INLINE void turn_head(const RopeCall& c, const T* from, const void* norm, const float* cosine, T* to) {
+    const int half = c.rotary_dim / 2;
+    T normed[MAX_HEAD_DIM];
+    if (norm) {
+        norm_row(from, norm, c.norm_wide, c.norm_eps, normed, c.head_dim);
+        from = normed;
+    }
+    if (c.interleaved)
+        rotate_neighbours(from, cosine, cosine + half, to, half, c.head_dim);
+    else
+        rotate(from, cosine, cosine + half, to, half, c.head_dim);
+}
 
 // Token t, one key-value head and the query heads that read it: rotates them and writes the cell.
 template <typename T>
 void rotate_group(const RopeCall& c, int64_t t, int kv_head) {
     const int64_t dim = c.head_dim, q_size = c.n_heads * dim, kv_size = c.n_kv_heads * dim;
-    const int half = c.rotary_dim / 2, group = c.n_heads / c.n_kv_heads;
+    const int group = c.n_heads / c.n_kv_heads;
     const T* from = (const T*)c.qkv + t * (q_size + 2 * kv_size);
     const float* cosine = c.cos_sin + (int64_t)c.positions[t] * c.rotary_dim;
     const int64_t cell = (int64_t)c.out_loc[t] * c.n_kv_heads + kv_head;
     for (int h = kv_head * group; h < (kv_head + 1) * group; ++h)
-        rotate(from + h * dim, cosine, cosine + half, (T*)c.q + t * q_size + h * dim, half, (int)dim);
+        turn_head(c, from + h * dim, c.q_norm, cosine, (T*)c.q + t * q_size + h * dim);
     const T *key = from + q_size + kv_head * dim, *value = key + kv_size;
     if (c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)) {
-        rotate(key, cosine, cosine + half, (T*)c.k + cell * dim, half, (int)dim);
+        turn_head(c, key, c.k_norm, cosine, (T*)c.k + cell * dim);
         memcpy((T*)c.v + cell * dim, value, sizeof(T) * dim);
         return;
     }
     T rotated[MAX_HEAD_DIM];
-    rotate(key, cosine, cosine + half, rotated, half, (int)dim);
+    turn_head(c, key, c.k_norm, cosine, rotated);
     write_cell(c.kv_dtype, rotated, c.k, c.k_scale, cell, (int)dim);
     write_cell(c.kv_dtype, value, c.v, c.v_scale, cell, (int)dim);
 }

@@ -142,7 +142,7 @@ struct Experts {
             if (call.limit > 0)
                 clamped_swiglu_row(gate + r * WIDE, up + r * WIDE, to, end - begin, call.alpha, call.limit);
             else
-                silu_mul_row(gate + r * WIDE, up + r * WIDE, to, end - begin);
+                gated_row<false>(gate + r * WIDE, up + r * WIDE, to, end - begin);
         }
     }
 

@@ -45,9 +45,10 @@ void linear(const float* x, const float* packed, const float* bias, float* out, 
 }  // namespace
 
 extern const KernelTable BOUGH_TABLE = {
-    {rms_norm<float>, rms_norm<bf16>},
-    {add_rms_norm<float>, add_rms_norm<bf16>},
-    {silu_mul<float>, silu_mul<bf16>},
+    {rms_norm<float, float>, rms_norm<bf16, bf16>, rms_norm<bf16, float>},
+    {add_rms_norm<float, float>, add_rms_norm<bf16, bf16>, add_rms_norm<bf16, float>},
+    {gated<float, false>, gated<bf16, false>},
+    {gated<float, true>, gated<bf16, true>},
     {rope_kv_write<float>, rope_kv_write<bf16>},
     {paged_attention<float>, paged_attention<bf16>},
     {argmax<float>, argmax<bf16>},

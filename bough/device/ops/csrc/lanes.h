@@ -106,12 +106,13 @@ struct LaneBlock {
     const E* values;        // [n_keys / keys per word][dim]
     const float* k_scale;   // [n_keys] factors of the scores, or null
     const float* v_scale;   // [n_keys] factors of the weights, or null
-    const int32_t* seen;    // [LANES] keys that each query sees, or null where all see all
+    const int32_t* seen;    // [LANES] where the keys that each query sees end, or null where all see all
+    const int32_t* unseen;  // [LANES] where they begin, or null with `seen`
     float* scores;          // [SEGMENT][LANES], scratch
     float* out;             // [dim][LANES], not divided by `sum`
     float *top, *sum;       // [LANES] maximum in base 2, sum of weights
     int n_keys, words, dim;
-    float log2_scale;
+    float cap_scale, log2_scale;    // see Attention
     Ahead ahead[2];         // cells to look ahead for while scores are computed
 
     template <int N>
@@ -125,19 +126,18 @@ struct LaneBlock {
         }
     }
 
-    // Scores -> weights, in place: the words of the weights take the first rows.
+    // Scores -> weights, in place: the words of the weights take the first rows. Keys [begin, limit) are seen.
     template <bool MASKED>
-    INLINE void soften(float* s, vi limit, float* top_out, float* sum_out) const {
+    INLINE void soften(float* s, vi begin, vi limit, float* top_out, float* sum_out) const {
         const vf infinity = splat(__builtin_inff());
         int padded_keys = (n_keys + WIDTH - 1) / WIDTH * WIDTH;
         vf best = -infinity;
         for (int k = 0; k < n_keys; ++k) {
             vf x = loadf(s + k * LANES);
-            if (k_scale) {
-                x *= splat(k_scale[k]);
-                storef(s + k * LANES, x);
-            }
-            if (MASKED) x = select(vi{} + k < limit, x, -infinity);
+            if (k_scale) x *= splat(k_scale[k]);
+            if (cap_scale) x = tanhv(x * splat(cap_scale));
+            if (k_scale || cap_scale) storef(s + k * LANES, x);
+            if (MASKED) x = select((vi{} + k < limit) & (vi{} + k >= begin), x, -infinity);
             best = larger(x, best);
         }
         vf shift = best * splat(log2_scale);
@@ -152,7 +152,7 @@ struct LaneBlock {
                 for (int i = 0; i < 2; ++i) {
                     vf x = fma(loadf(s + (k + j + i) * LANES), splat(log2_scale), -shift);
                     p[i] = weight_exp2(x, (const Element<E>*)nullptr);
-                    if (MASKED) p[i] = keep(vi{} + (k + j + i) < limit, p[i]);
+                    if (MASKED) p[i] = keep((vi{} + (k + j + i) < limit) & (vi{} + (k + j + i) >= begin), p[i]);
                     part[j + i] += p[i];
                     if (v_scale) p[i] *= splat(v_scale[k + j + i]);
                 }
@@ -168,13 +168,16 @@ struct LaneBlock {
     void run() const {
         product_keys<N>();
         for (int v = 0; v < N; ++v) {
-            vi limit = vi{} + n_keys;
-            if (seen) memcpy(&limit, seen + v * WIDTH, sizeof limit);
+            vi begin = vi{}, limit = vi{} + n_keys;
+            if (seen) {
+                memcpy(&begin, unseen + v * WIDTH, sizeof begin);
+                memcpy(&limit, seen + v * WIDTH, sizeof limit);
+            }
             float* s = scores + v * WIDTH;
             if (seen || n_keys % WIDTH)
-                soften<true>(s, limit, top + v * WIDTH, sum + v * WIDTH);
+                soften<true>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH);
             else
-                soften<false>(s, limit, top + v * WIDTH, sum + v * WIDTH);
+                soften<false>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH);
         }
         int inner = (n_keys + KEYS_PER_WORD<E> - 1) / KEYS_PER_WORD<E>;
         for (int d = 0; d < dim; d += LANE_ROWS)

@@ -1,8 +1,8 @@
-// All layers of a Llama-shaped model, in one parallel region.
+// All layers of a decoder, in one parallel region.
 //
 // What is shared lies between barriers:
 //
-//     norm, qkv | rotate, write KV | attend | out | norm, gate and up, silu | down |
+//     norm, qkv | rotate, write KV | attend | out | norm, gate and up, activation | down |
 //
 // Norms and the preparing of inputs for a few tokens take less time than to hand them out: every thread does them for
 // itself. More tokens are divided among the threads, at the price of a barrier.
@@ -152,13 +152,28 @@ struct Stack {
         mine.wait();
     }
 
-    // residual += x, if there is anything to add; then its norm.
-    void add_norm(const T* x, const void* weight, Mine& mine) const {
+    // residual += x, if there is anything to add, or its norm if `after` is a weight; then the norm of the residual, or
+    // itself if `weight` is null.
+    void add_norm(const T* x, const void* after, const void* weight, Mine& mine) const {
         const int64_t dim = call.hidden_size;
         for (int64_t t = mine.first; t < mine.last; ++t) {
-            T* r = mine.residual + t * dim;
-            if (x) add_row(x + t * dim, r, dim);
-            scale_by_weight(r, inverse_rms(r, dim, call.eps), (const T*)weight, mine.normed + t * dim, dim);
+            T *r = mine.residual + t * dim, *normed = mine.normed + t * dim;
+            if (x) {
+                const T* add = x + t * dim;
+                if (after) {
+                    norm_row(add, after, call.norm_wide, call.eps, normed, dim);
+                    add = normed;
+                }
+                if (call.residual_scale != 1.0f) {
+                    scale_row(add, call.residual_scale, normed, dim);
+                    add = normed;
+                }
+                add_row(add, r, dim);
+            }
+            if (weight)
+                norm_row(r, weight, call.norm_wide, call.eps, normed, dim);
+            else
+                memcpy(normed, r, sizeof(T) * dim);
         }
     }
 
@@ -169,11 +184,18 @@ struct Stack {
         rope.v = layer.v;
         rope.k_scale = layer.k_scale;
         rope.v_scale = layer.v_scale;
+        rope.cos_sin = layer.cos_sin;
+        rope.rotary_dim = layer.rotary_dim;
+        rope.q_norm = layer.q_norm;
+        rope.k_norm = layer.k_norm;
         if (mine.index == 0) {
             attention_call.k = layer.k;
             attention_call.v = layer.v;
             attention_call.k_scale = layer.k_scale;
             attention_call.v_scale = layer.v_scale;
+            attention_call.sinks = layer.sinks;
+            attention_call.window = layer.window;
+            attention_call.n_groups = layer.window ? 0 : call.attention.n_groups;
             attention.plan();
         }
         mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
@@ -208,8 +230,13 @@ struct Stack {
                       WIDE);
                 slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
                       up - begin - size, WIDE);
-                for (int64_t i = 0; i < rows; ++i)
-                    silu_mul_row(gate + i * WIDE, up + i * WIDE, (T*)call.act + (t + i) * size + begin, end - begin);
+                for (int64_t i = 0; i < rows; ++i) {
+                    T* to = (T*)call.act + (t + i) * size + begin;
+                    if (call.gelu)
+                        gated_row<true>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                    else
+                        gated_row<false>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                }
             }
         });
         mine.wait();
@@ -219,23 +246,25 @@ struct Stack {
         const int64_t dim = call.hidden_size, heads = call.rope.n_heads + 2 * call.rope.n_kv_heads;
         memcpy(mine.residual, call.embedded, sizeof(T) * tokens() * dim);
         const T* x = nullptr;
+        const void* after = nullptr;
         for (int64_t i = 0; i < call.n_layers; ++i) {
             const StackLayer& layer = call.layers[i];
             auto first_of = [&](const LinearParts& l, int64_t count) { return panel_at(l, count * mine.index / mine.n); };
-            add_norm(x, layer.attention_norm, mine);
+            add_norm(x, after, layer.attention_norm, mine);
             linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
                    first_of(layer.out, panels(layer.out)), mine);
             attend(layer, mine);
             x = (const T*)call.x;
             linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
                    first_of(layer.gate_up, panels(layer.gate_up) / 2), mine);
-            add_norm(x, layer.mlp_norm, mine);
+            add_norm(x, layer.attention_after, layer.mlp_norm, mine);
             gate_up(layer.gate_up, layer.gate_up_lora, first_of(layer.down, panels(layer.down)), mine);
             const LinearParts* next = i + 1 < call.n_layers ? &call.layers[i + 1].qkv : nullptr;
             linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
                    next ? first_of(*next, panels(*next)) : nullptr, mine);
+            after = layer.mlp_after;
         }
-        add_norm(x, call.final_norm, mine);
+        add_norm(x, after, call.final_norm, mine);
         if (mine.alone && mine.index > 0) return;
         memcpy((T*)call.hidden + mine.first * dim, mine.normed + mine.first * dim,
                sizeof(T) * (mine.last - mine.first) * dim);

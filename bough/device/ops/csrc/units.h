@@ -78,7 +78,7 @@ struct Work {
     T* weights;             // [NARROW][SEGMENT]
     float* segment;         // [NARROW][dim + 2] or [dim][LANES]
     float *top, *sum;       // [LANES] of the segment
-    int32_t* seen;          // [LANES]
+    int32_t *seen, *unseen; // [LANES] where the keys that a query sees end and begin
     float* total;           // [blocks][dim][LANES]
     float *total_top, *total_sum;   // [blocks][LANES]
     float* rows;            // [heads][queries][dim + 2] totals: output, maximum, sum
@@ -99,6 +99,7 @@ struct Work {
         c.take(top, LANES);
         c.take(sum, LANES);
         c.take(seen, LANES);
+        c.take(unseen, LANES);
         c.take(total, blocks * dim * LANES);
         c.take(total_top, blocks * LANES);
         c.take(total_sum, blocks * LANES);

@@ -175,6 +175,23 @@ INLINE vf exp2v(vf x) {
 
 INLINE float exp2_one(float x) { return exp2v(splat(x))[0]; }
 
+// tanh x, relative error about 1e-7. A NaN stays one.
+// Method: near 0 an odd polynomial (least maximum), beyond 1 - 2 / (exp(2 |x|) + 1) with the sign of x.
+INLINE vf tanhv(vf x) {
+    const vf one = splat(1.0f);
+    vf size = (vf)((vu)x & 0x7fffffffu);
+    vf power = select(size > splat(10.0f), splat(10.0f), size) * splat(2.88539008f);
+    vf far = one - splat(2.0f) / (exp2v(power) + one);
+    vf z = x * x;
+    vf y = splat(-5.7170613e-3f);
+    y = fma(y, z, splat(2.0650605e-2f));
+    y = fma(y, z, splat(-5.3743505e-2f));
+    y = fma(y, z, splat(1.3331491e-1f));
+    y = fma(y, z, splat(-3.3333284e-1f));
+    vf near = fma(x * z, y, x);
+    return select(size < splat(0.625f), near, (vf)((vu)far | ((vu)x & 0x80000000u)));
+}
+
 // Adds the product of two packed bf16 pairs per lane: acc + a.lo * b.lo + a.hi * b.hi.
 INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
     vu pair = b - vu{};

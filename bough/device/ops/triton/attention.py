@@ -17,6 +17,7 @@ import triton.language as tl
 
 from bough.device.attention.work import Sizes, Tiles
 from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.heads import Scoring
 from bough.device.ops.triton.launch import check, check_floats, next_power
 from bough.device.ops.triton.rope import parts
 
@@ -183,20 +184,14 @@ def attend(
     page_table: Tensor,
     work: Tensor,
     sizes: Sizes,
-    scale: float,
-    window: int = 0,
-    softcap: float = 0.0,
-    sinks: Tensor | None = None,
+    scoring: Scoring,
 ) -> Tensor:
-    """Attention of q [T, H, D] as ``work`` says, planned with :func:`tiles_of` and ``window``: [T, H, D].
+    """Attention of q [T, H, D] as ``work`` says, planned with :func:`tiles_of` and the window: [T, H, D].
 
     Args:
-        q, k_cache, v_cache, page_table, scale: as in :meth:`bough.device.ops.registry.Ops.paged_attention`.
+        q, k_cache, v_cache, page_table, scoring: as in :meth:`bough.device.ops.registry.Ops.paged_attention`.
         work: int32, the array of :class:`bough.device.attention.work.Work`, on the device.
         sizes: of the work, or bounds of it.
-        window: keys that a query sees at most, itself included; 0 for all.
-        softcap: ``c * tanh(score / c)`` where it is not 0.
-        sinks: [H], a score that takes weight and has no value.
     """
     check_floats("paged_attention", q)
     n, n_heads, dim = q.shape
@@ -209,22 +204,24 @@ def attend(
     partials = q.new_empty((sizes.partials, n_heads, dim), dtype=torch.float32)
     stats = q.new_empty((sizes.partials, n_heads, 2), dtype=torch.float32)
     (k, k_scale), (v, v_scale) = parts(k_cache), parts(v_cache)
+    sinks = q if scoring.sinks is None else scoring.sinks
     group, block_d = n_heads // n_kv_heads, max(16, next_power(dim))
     for large, n_items in ((False, sizes.small), (True, sizes.large)):
         if n_items == 0:
             continue
         blocks = blocks_of(group, dim, q.dtype, large, isinstance(k_cache, QuantizedCells))
         attend_kernel[(min(n_items * n_kv_heads, resident(q.device)),)](
-            q, k, v, k_scale, v_scale, page_table, work, q if sinks is None else sinks, out, partials, stats,
-            page_table.stride(0), scale, softcap, window,
+            q, k, v, k_scale, v_scale, page_table, work, sinks, out, partials, stats,
+            page_table.stride(0), scoring.scale, scoring.softcap, scoring.window,
             KV_HEADS=n_kv_heads, GROUP=group, DIM=dim, BLOCK_D=block_d, BLOCK_M=blocks.m, BLOCK_N=blocks.n,
-            LARGE=int(large), QUANTIZED=isinstance(k_cache, QuantizedCells), SOFTCAP=softcap != 0.0,
-            WINDOW=window > 0, SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            LARGE=int(large), QUANTIZED=isinstance(k_cache, QuantizedCells), SOFTCAP=scoring.softcap != 0.0,
+            WINDOW=scoring.window > 0, SINKS=scoring.sinks is not None,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     if sizes.merged:
         merge_kernel[(sizes.merged, triton.cdiv(n_heads, MERGED_HEADS))](
-            work, partials, stats, q if sinks is None else sinks, out,
-            HEADS=n_heads, DIM=dim, BLOCK_D=block_d, BLOCK_H=MERGED_HEADS, SINKS=sinks is not None, num_warps=4,
+            work, partials, stats, sinks, out,
+            HEADS=n_heads, DIM=dim, BLOCK_D=block_d, BLOCK_H=MERGED_HEADS, SINKS=scoring.sinks is not None, num_warps=4,
         )  # fmt: skip
     return out

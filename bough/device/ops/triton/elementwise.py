@@ -29,19 +29,24 @@ def rms_norm_kernel(x, residual, weight, out, dim, eps, ADD: tl.constexpr, BLOCK
         tl.store(residual + row * dim + at, rounded, mask=inside)
         values = rounded.to(tl.float32)
     mean = tl.sum(values * values, axis=0) / dim
-    normed = (values * tl.rsqrt(mean + eps)).to(out.dtype.element_ty).to(tl.float32)
+    normed = (values * tl.rsqrt(mean + eps)).to(weight.dtype.element_ty).to(tl.float32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * dim + at, (scale * normed).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def silu_mul_kernel(x, out, dim, BLOCK: tl.constexpr):
+def gated_kernel(x, out, dim, GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < dim
     gate = tl.load(x + row * 2 * dim + at, mask=inside, other=0.0).to(tl.float32)
     value = tl.load(x + row * 2 * dim + dim + at, mask=inside, other=0.0).to(tl.float32)
-    active = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
+    if GELU:
+        # tanh(a) is 2 sigmoid(2 a) - 1, so half of one more is a sigmoid.
+        active = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    else:
+        active = gate * tl.sigmoid(gate)
+    active = active.to(out.dtype.element_ty).to(tl.float32)
     tl.store(out + row * dim + at, (active * value).to(out.dtype.element_ty), mask=inside)
 
 
@@ -65,9 +70,9 @@ def round_rows_kernel(x, out, scales, dim, LARGEST: tl.constexpr, BLOCK: tl.cons
 
 def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """See :class:`bough.device.ops.registry.Ops`; with ``residual``, ``add_rms_norm``."""
-    check_floats("rms_norm", x, weight, *([] if residual is None else [residual]))
+    check_floats("rms_norm", x, *([] if residual is None else [residual]))
     n, dim = x.shape
-    check(weight.shape == (dim,), "rms_norm", x, weight)
+    check(weight.shape == (dim,) and weight.dtype in (x.dtype, torch.float32), "rms_norm", x, weight)
     if residual is not None:
         check(residual.shape == x.shape, "rms_norm", x, residual)
     out = torch.empty_like(x)
@@ -80,14 +85,14 @@ def rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> 
     return out
 
 
-def silu_mul(x: Tensor) -> Tensor:
-    """See :class:`bough.device.ops.registry.Ops`."""
-    check_floats("silu_mul", x)
+def gated(x: Tensor, gelu: bool) -> Tensor:
+    """``silu_mul`` or ``gelu_mul`` of :class:`bough.device.ops.registry.Ops`."""
+    check_floats("the activation", x)
     n, dim = len(x), x.shape[1] // 2
-    check(x.shape[1] == 2 * dim, "silu_mul", x)
+    check(x.shape[1] == 2 * dim, "the activation", x)
     out = x.new_empty(n, dim)
     if n:
-        silu_mul_kernel[(n, triton.cdiv(dim, COLUMNS))](x, out, dim, BLOCK=COLUMNS, num_warps=4)
+        gated_kernel[(n, triton.cdiv(dim, COLUMNS))](x, out, dim, GELU=gelu, BLOCK=COLUMNS, num_warps=4)
     return out
 
 

@@ -70,7 +70,9 @@ def int8_kernel(
         at = first + tl.arange(0, BLOCK_K)
         inside = at < n_in
         a = tl.load(x + rows[:, None].to(tl.int64) * n_in + at[None, :], mask=known_m & inside[None, :], other=0)
-        b = tl.load(weight + columns[None, :].to(tl.int64) * n_in + at[:, None], mask=inside[:, None] & known_n, other=0)
+        b = tl.load(
+            weight + columns[None, :].to(tl.int64) * n_in + at[:, None], mask=inside[:, None] & known_n, other=0
+        )
         total = tl.dot(a, b, total, out_dtype=tl.int32)
     result = total.to(tl.float32) * tl.load(x_scale + rows, mask=rows < m, other=0.0)[:, None]
     result = result * tl.load(scale + columns, mask=columns < n, other=0.0)[None, :]

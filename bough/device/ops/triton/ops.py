@@ -10,7 +10,10 @@ import torch
 from bough.base.plan import SharedPrefix
 from bough.device.attention.work import HostBatch, plan_work
 from bough.device.ops.cells import Cells
+from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
 from bough.device.ops.groups import SharedGroups
+from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import PackedApply
 from bough.device.ops.sampling import Draws, TokenLogprobs
@@ -44,7 +47,10 @@ class TritonOps:
         return elementwise.rms_norm(x, residual, weight, eps)
 
     def silu_mul(self, x: Tensor) -> Tensor:
-        return elementwise.silu_mul(x)
+        return elementwise.gated(x, gelu=False)
+
+    def gelu_mul(self, x: Tensor) -> Tensor:
+        return elementwise.gated(x, gelu=True)
 
     def rope_kv_write(
         self,
@@ -54,13 +60,9 @@ class TritonOps:
         out_loc: Tensor,
         k_cache: Cells,
         v_cache: Cells,
-        n_heads: int,
-        n_kv_heads: int,
-        head_dim: int,
+        heads: Heads,
     ) -> Tensor:
-        return rope.rope_kv_write(
-            qkv, cos_sin, positions, out_loc, k_cache, v_cache, n_heads, n_kv_heads, head_dim
-        )  # fmt: skip
+        return rope.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
 
     def paged_attention(
         self,
@@ -71,17 +73,16 @@ class TritonOps:
         rows: Tensor,
         q_start: Tensor,
         seq_len: Tensor,
-        scale: float,
+        scoring: Scoring,
         groups: SharedGroups | None = None,
     ) -> Tensor:
         """Waits for the indices, to plan with them; :class:`bough.device.attention.triton.TritonAttention` plans
         without the device, once per step."""
         tiles = attention.tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
-        batch = HostBatch(*(t.cpu().numpy() for t in (rows, q_start, seq_len)), _shared(groups))
-        work = plan_work(batch, tiles)
-        return attention.attend(
-            q, k_cache, v_cache, page_table, to_device(work.array, q.device), work.sizes, scale
-        )  # fmt: skip
+        batch = HostBatch(rows.cpu().numpy(), q_start.cpu().numpy(), seq_len.cpu().numpy(), _shared(groups))
+        work = plan_work(batch, tiles, scoring.window)
+        array = to_device(work.array, q.device)
+        return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return sampling.argmax(logits)
@@ -96,18 +97,28 @@ class TritonOps:
         return sampling.logprobs(logits, tokens, n_top, asked)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-        return partial(_linear, weight, bias)
+        return partial(_linear, weight.to(self._device), bias)
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return linear.packed_linear(weight, bias, self._device)
 
-    def layer_stack(
-        self, layers: Sequence[StackedLayer], final_norm: Tensor, rotary: Tensor, shape: StackShape
-    ) -> LayerStack | None:
+    def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
+
+    def experts(
+        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
+    ) -> FusedExperts | None:
+        return None
+
+    def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
+        return DenseLora(self.linear, sizes, dtype)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         return linear.packed_rows(weight, ids, dtype)
+
+    def fp8_linear(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """See :class:`bough.device.quant.fp8.Fp8Ops`."""
+        return linear.fp8_linear(x, weight, scale, bias)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

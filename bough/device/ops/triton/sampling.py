@@ -115,9 +115,7 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
         edge = 2139095040
         ties = vocab
         if top_k < vocab:
-            edge, before, weight = _threshold(
-                row, vocab, largest, temperature, top_k, float("inf"), 2139095040, BLOCK
-            )
+            edge, before, weight = _threshold(row, vocab, largest, temperature, top_k, float("inf"), 2139095040, BLOCK)
             ties = top_k - before
         if top_p < 1.0:
             whole = tl.zeros((), tl.float64)
@@ -134,7 +132,7 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
             reached, before, weight = _threshold(row, vocab, largest, temperature, vocab, asked, edge, BLOCK)
             if reached < edge:
                 ties = vocab
-            single = tl.exp(-reached.to(tl.float32, bitcast=True)).to(tl.float64)
+            single = tl.exp(-tl.cast(reached, tl.float32, bitcast=True)).to(tl.float64)
             # How many of one weight it takes to reach what is asked for; at least one.
             missing = tl.ceil(tl.minimum((asked - weight) / tl.maximum(single, 1e-300), 2147483000.0)).to(tl.int32)
             ties = tl.minimum(ties, tl.maximum(missing, 1))
@@ -196,14 +194,14 @@ def logprobs_kernel(
         sum += tl.sum(tl.exp(values - largest), axis=0)
     level = largest + tl.log(sum)
     tl.store(chosen + index, own - level)
-    tl.store(ranks + index, (ahead + 1).to(tl.int64))
-    for place in range(0, n_asked):
+    tl.store(ranks + index, ahead + 1)
+    for place in range(n_asked):
         value = tl.load(row + tl.load(asked + place)).to(tl.float32)
         tl.store(asked_out + index * n_asked + place, value - level)
     # The next one of the order is the largest of those behind the one before.
     limit = float("inf")
     limit_id = -1
-    for place in range(0, n_top):
+    for place in range(n_top):
         best = float("-inf")
         best_id = -1
         for first in range(0, vocab, BLOCK):
@@ -215,7 +213,7 @@ def logprobs_kernel(
             better = (where < 2147483647) & ((here > best) | (best_id < 0))
             best_id = tl.where(better, where, best_id)
             best = tl.where(better, here, best)
-        tl.store(top_ids + index * n_top + place, best_id.to(tl.int64))
+        tl.store(top_ids + index * n_top + place, best_id)
         tl.store(top + index * n_top + place, best - level)
         limit = tl.where(best_id < 0, float("-inf"), best)
         limit_id = tl.where(best_id < 0, vocab, best_id)

@@ -1,0 +1,315 @@
+"""The ledger of programs: what each has cost, what it still holds, and which of them are seated.
+
+A program takes a *seat* when a request of it is admitted and there is room for its KV beside that of the programs
+that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
+cache instead of that of many being evicted in turn; on agent traces this wins more than any order of eviction
+(``docs/programs.md``). Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix).
+
+Whoever has no envelope is a program of one request and needs no seat.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bough.base.errors import InvalidRequest
+from bough.base.messages import Request
+from bough.base.program import Grant, Lease
+from bough.kv.claims import Claims
+
+if TYPE_CHECKING:
+    from bough.scheduler.req import Req
+
+GROWTH = 1.5
+"""What a program is taken to need, as a multiple of its latest prompt: it will go on."""
+LEVELS = 16
+"""The first level ends at this part of the pool in tokens of service; each further level is twice as wide. Levels keep
+programs of about equal service from taking turns at every call, at the cost of the cache."""
+MEMORY_WEIGHT = 8
+"""How much more a generated token counts whose context fills the whole pool, because nobody else can run beside it."""
+AGING = 64
+"""A program that was passed over for this many times its own service goes first."""
+LEARNING = 0.2
+"""Weight of the latest pause, or step, in the running mean of them."""
+PAUSE = 1.0
+"""Seconds that a program is expected to stay away before anything is known."""
+PROGRAMS = 4096
+"""Programs that are remembered between their requests; the longest idle is forgotten first."""
+
+
+@dataclass(slots=True, eq=False)
+class ProgramState:
+    """One program of one tenant.
+
+    Attributes:
+        key: tenant and id.
+        number: the owner under which the cache knows it.
+        order: its place among programs of equal rank; smaller is earlier.
+        priority, deadline, budget: as the envelope says; the clock reading for the deadline.
+        service: tokens computed and generated for it, the latter weighted by the memory that they held.
+        held: tokens of its latest prompt, which is what it needs in the cache to go on.
+        level: the least attained service goes first, by powers of two.
+        opened: clock reading of its first arrival.
+        prompt, cached, generated, calls: tokens and requests so far, ``generated`` of those that have ended.
+        spent: tokens generated so far, counted only under a budget.
+        reqs: its requests in the engine, by rid.
+        aged: reading of the ledger's service at which it goes first.
+        pause: mean seconds between its requests, None before the second.
+        left: clock reading at which its last request ended; ``leaves`` is when its seat goes.
+        node: the call that came last.
+        seated, ended: it has a seat; its last request was announced.
+    """
+
+    key: tuple[str, str]
+    number: int
+    order: int
+    opened: float
+    priority: int = 0
+    deadline: float = float("inf")
+    budget: int | None = None
+    service: int = 0
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    held: int = 0
+    level: int = 0
+    spent: int = 0
+    reqs: dict[str, Req] = field(default_factory=dict)
+    calls: int = 0
+    aged: float = float("inf")
+    pause: float | None = None
+    left: float = 0.0
+    leaves: float = float("inf")
+    node: str = ""
+    seated: bool = False
+    ended: bool = False
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Smaller goes first: priority, a deadline, least attained service, then whoever came first."""
+        return -self.priority, self.deadline, self.level, self.order
+
+
+class Programs:
+    """All programs that the engine knows. ``capacity`` is the tokens that the KV pool holds."""
+
+    def __init__(self, capacity: int, claims: Claims) -> None:
+        self.now = 0.0
+        self.rows = 0
+        """Requests that have a row, with or without a program."""
+        self.service = 0
+        """Of all programs together."""
+        self.grants: dict[str, Grant] = {}
+        """What requests that have ended were granted, by rid; the loop puts it into their last outputs."""
+        self.fork: tuple[int, str] = (0, "")
+        """Program and fork of the branch that was admitted last: its siblings follow."""
+        self.next_in_line: ProgramState | None = None
+        """The waiting program that takes the next seat."""
+        self.first_level = max(1, capacity // LEVELS)
+        self._capacity = capacity
+        self._claims = claims
+        self._states: dict[tuple[str, str], ProgramState] = {}
+        self._seated: dict[int, int] = {}  # what each seated program needs
+        self._needed = 0
+        self._count = 0
+        self._pause = PAUSE
+        self._token_seconds = 0.0
+        self._leaving: list[tuple[float, int, ProgramState]] = []
+        self._idle: dict[tuple[str, str], None] = {}
+        self._moved: dict[int, ProgramState] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @property
+    def seated(self) -> int:
+        """How many programs have a seat."""
+        return len(self._seated)
+
+    def states(self) -> list[ProgramState]:
+        """All programs, oldest first."""
+        return list(self._states.values())
+
+    def find(self, tenant: str, id: str) -> ProgramState | None:
+        return self._states.get((tenant, id))
+
+    def moved(self) -> list[ProgramState]:
+        """The programs whose rank or seat changed since the last call."""
+        moved = list(self._moved.values())
+        self._moved.clear()
+        return moved
+
+    # -- what the loop tells
+
+    def tick(self, now: float) -> None:
+        """Time is ``now``: leases run out, and programs that stay away too long give their seats up."""
+        self.now = now
+        self._claims.tick(now)
+        while self._leaving and self._leaving[0][0] <= now:
+            leaves, _, state = heapq.heappop(self._leaving)
+            if state.leaves == leaves:
+                self.stand(state)
+
+    def measured(self, seconds: float, n_tokens: int, n_rows: int) -> None:
+        """A step of ``n_rows`` rows computed ``n_tokens``: what computing a token anew costs."""
+        if n_tokens >= 4 * n_rows:
+            mean = self._token_seconds or seconds / n_tokens
+            self._token_seconds = mean + LEARNING * (seconds / n_tokens - mean)
+
+    def check(self, request: Request) -> None:
+        """Raises InvalidRequest where the program of ``request`` has used its budget up."""
+        named = request.program
+        if named is None:
+            return
+        state = self.find(request.namespace.tenant, named.id)
+        if state is not None and state.budget is not None and state.spent >= state.budget:
+            raise InvalidRequest(
+                f"the program {named.id!r} has generated its budget of {state.budget} tokens",
+                param="program.budget",
+                code="program_budget",
+            )
+
+    def arrive(self, req: Req) -> ProgramState | None:
+        """The program of ``req``, which is accepted."""
+        request = req.request
+        named = request.program
+        if named is None:
+            return None
+        key = request.namespace.tenant, named.id
+        state = self._states.get(key)
+        if state is None:
+            self._count += 1
+            state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
+        elif not state.reqs:
+            del self._idle[key]
+            self._pause += LEARNING * (self.now - state.left - self._pause)
+            mean = self.now - state.left if state.pause is None else state.pause
+            state.pause = mean + LEARNING * (self.now - state.left - mean)
+            state.leaves = float("inf")
+        state.priority = max(state.priority, named.priority)
+        if named.deadline is not None:
+            state.deadline = min(state.deadline, self.now + named.deadline)
+        if named.budget is not None:
+            state.budget = named.budget if state.budget is None else min(state.budget, named.budget)
+        state.ended |= named.end
+        state.node = named.node
+        state.reqs[request.rid] = req
+        state.calls += 1
+        state.held = len(request.ids) // 4
+        self._settle(state)
+        return state
+
+    def admitted(self, req: Req, cached_len: int) -> None:
+        """``req`` got a row."""
+        self.rows += 1
+        state = req.program
+        if state is None:
+            return
+        named = req.request.program
+        assert named is not None
+        self.fork = state.number, named.fork
+        if not req.started:
+            state.prompt += req.n_prompt
+            state.cached += cached_len
+        self._serve(state, len(req.ids) - cached_len)
+        if not state.seated and self.has_room(state):
+            state.seated = True
+            self._claims.favour(state.number, True)
+            self._settle(state)
+
+    def vacated(self, req: Req) -> None:
+        """``req`` lost its row."""
+        self.rows -= 1
+
+    def ended(self, req: Req) -> None:
+        """``req`` has had its terminal event."""
+        state, lease = req.program, req.request.lease
+        if state is not None:
+            self._leave(state, req)
+        if lease is not None or state is not None:
+            self.grants[req.request.rid] = self._grant(req, state, lease)
+
+    def close(self, state: ProgramState) -> None:
+        """The client says that ``state`` is over; it goes when its last request has ended."""
+        state.ended = True
+        if not state.reqs:
+            self.forget(state)
+
+    def _leave(self, state: ProgramState, req: Req) -> None:
+        named = req.request.program
+        assert named is not None
+        del state.reqs[req.request.rid]
+        state.generated += req.n_sent
+        fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
+        self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
+        if state.reqs:
+            return
+        state.left = self.now
+        if state.ended:
+            self.forget(state)
+            return
+        self._idle[state.key] = None
+        if len(self._idle) > PROGRAMS:
+            self.forget(self._states[next(iter(self._idle))])
+        pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self._pause)
+        other = self.next_in_line
+        if named.next_uses == 0 or pause > self._patience or (other is not None and other.rank < state.rank):
+            self.stand(state)
+        elif state.seated:
+            state.leaves = self.now + 2 * pause + 1
+            heapq.heappush(self._leaving, (state.leaves, state.number, state))
+
+    def _grant(self, req: Req, state: ProgramState | None, lease: Lease | None) -> Grant:
+        answer, tokens, seconds = None, 0, 0.0
+        if lease is not None:
+            answer, tokens, seconds = self._claims.lease(req.request.namespace, req.request.prompt, lease, self.now)
+        if state is None:
+            return Grant(lease=answer, lease_tokens=tokens, lease_seconds=seconds)
+        left = None if state.budget is None else max(0, state.budget - state.spent)
+        return Grant(state.key[1], state.generated, left, state.seated, answer, tokens, seconds)
+
+    # -- seats
+
+    @property
+    def _patience(self) -> float:
+        """Seconds of absence through which a seat is kept.
+
+        Keeping ``held`` tokens for t seconds wastes held * t of the pool; computing them anew stops the whole pool for
+        the time that takes. The first is less while t is below the time of computing a whole pool (Abhyankar et al.
+        2024, InferCept, sections 3 and 4).
+        """
+        return self._capacity * self._token_seconds if self._token_seconds else float("inf")
+
+    def has_room(self, state: ProgramState) -> bool:
+        """There is a free seat for ``state``; always when nobody sits."""
+        return not self._seated or self._needed + int(GROWTH * state.held) <= self._capacity
+
+    def stand(self, state: ProgramState) -> None:
+        """``state`` gives its seat up."""
+        if state.seated:
+            state.seated = False
+            self._claims.favour(state.number, False)
+            self._settle(state)
+
+    def forget(self, state: ProgramState) -> None:
+        """``state`` is over: what only it used goes first."""
+        self.stand(state)
+        self._claims.over(state.number)
+        self._idle.pop(state.key, None)
+        del self._states[state.key]
+
+    def _settle(self, state: ProgramState) -> None:
+        """Write down how much ``state`` needs now, and that it may have moved."""
+        self._needed -= self._seated.pop(state.number, 0)
+        if state.seated:
+            need = self._seated[state.number] = int(GROWTH * state.held)
+            self._needed += need
+        self._moved[state.number] = state
+
+    def _serve(self, state: ProgramState, n_tokens: int) -> None:
+        state.service += n_tokens
+        state.level = (state.service // self.first_level).bit_length()
+        self.service += n_tokens
+        self._moved[state.number] = state

@@ -1,0 +1,73 @@
+"""The program envelope over HTTP: a field of the body, or headers for clients that can set nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from bough.base.errors import InvalidRequest
+from bough.base.program import Grant, Lease, Program
+from bough.server.schema import ChatRequest
+
+PREFIX = "x-bough-program"
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def program_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The envelope among ``headers``: ``x-bough-program`` is its id, ``x-bough-program-<field>`` any other field."""
+    found = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower()
+        if name == PREFIX:
+            found["id"] = value.decode("latin-1")
+        elif name.startswith(f"{PREFIX}-"):
+            found[name[len(PREFIX) + 1 :].replace("-", "_")] = value.decode("latin-1")
+    return found
+
+
+def program_of(headers: Mapping[str, str], body: Program | None) -> Program | None:
+    """The envelope of a request; the body's goes before the headers'. Raises InvalidRequest for a wrong header."""
+    if body is not None or not headers:
+        return body
+    if "id" not in headers:
+        raise InvalidRequest(f"the header {PREFIX} with the program's id is missing", param="program.id")
+    try:
+        return msgspec.convert(dict(headers), Program, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the headers {PREFIX}-* are wrong: {error}", param="program") from None
+
+
+def lease_of(ttl: float | None) -> Lease | None:
+    """A lease on the whole prompt for ``ttl`` seconds."""
+    return None if ttl is None else Lease(ttl=ttl)
+
+
+def cache_lease(body: ChatRequest) -> Lease | None:
+    """The lease that OpenAI's ``prompt_cache_options`` and ``prompt_cache_retention`` ask for.
+
+    Anthropic's ``cache_control`` arrives as the former. Raises InvalidRequest for a time to live that is none.
+    """
+    ttl: Any = (body.prompt_cache_options or {}).get("ttl")
+    if ttl is None and body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
+        ttl = body.prompt_cache_retention
+    if ttl is None:
+        return None
+    if isinstance(ttl, str) and ttl[:-1].isdecimal() and ttl[-1:] in _UNITS:
+        return Lease(ttl=float(ttl[:-1]) * _UNITS[ttl[-1]])
+    if isinstance(ttl, int | float) and not isinstance(ttl, bool):
+        return Lease(ttl=float(ttl))
+    raise InvalidRequest(
+        "the time to live of a cached prompt is seconds, or like 5m or 1h", param="prompt_cache_options"
+    )
+
+
+def granted(grant: Grant) -> dict[str, Any]:
+    """What an answer says of ``grant``."""
+    shown: dict[str, Any] = {}
+    if grant.id:
+        shown = {"id": grant.id, "generated": grant.generated, "budget": grant.budget, "seated": grant.seated}
+    if grant.lease is not None:
+        shown["lease"] = {"answer": grant.lease, "tokens": grant.lease_tokens, "seconds": grant.lease_seconds}
+    return shown

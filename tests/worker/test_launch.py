@@ -1,0 +1,97 @@
+"""Steps that are launched before the ones before them are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bough.base.params import SamplingParams
+from bough.worker.worker import Launched
+from tests.driving import Driver
+
+Make = Callable[..., Any]
+
+PLAIN = SamplingParams(temperature=0.7)
+PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.0, frequency_penalty=1.0)
+WORDS = SamplingParams(temperature=0.0, bad_words=((3,), (5, 6)), logprobs=2)
+
+
+class Ahead(Driver):
+    """Finishes a step only after ``depth`` later ones were launched, as an executor does."""
+
+    depth = 1
+
+    def run(self, seqs: Any, n: int, chunk: int = 0) -> None:
+        flights: list[tuple[Launched, Any]] = []
+        self.worker.sample = self.worker.launch
+        while flights or any(s.pending + len(s.generated) < n for s in seqs):
+            work = [(s, min(chunk or s.left, s.left)) for s in seqs if s.pending + len(s.generated) < n]
+            if work:
+                flights.append(self.launch(work))
+            if len(flights) > self.depth or not work:
+                launched, rows = flights.pop(0)
+                self.commit((self.worker.finish(launched), rows))
+
+
+def both(make_driver: Make, path: Any, use: Callable[[Driver], list[Any]], depth: int) -> None:
+    """``use`` gives the same whether steps are finished at once or late."""
+    expected = use(make_driver(path))
+    driver = make_driver(path)
+    driver.__class__, driver.depth = Ahead, depth
+    for late, right in zip(use(driver), expected):
+        assert late.ids == right.ids and not late.failed
+        assert late.logprobs == right.logprobs
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_finishing_late_changes_nothing(tiny_llama: Make, make_driver: Make, depth: int) -> None:
+    path, _ = tiny_llama()
+
+    def use(driver: Driver) -> list[Any]:
+        seqs = [driver.add(i, range(4 + i, 12 + 2 * i), p, seed=i) for i, p in enumerate((PLAIN, PENALISED, WORDS))]
+        driver.run(seqs[:2], 3)
+        driver.run(seqs, 12)
+        return seqs
+
+    both(make_driver, path, use, depth)
+
+
+def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: Make, make_driver: Make) -> None:
+    path, _ = tiny_llama()
+    alone = make_driver(path)
+    expected = alone.add(0, [9, 8, 7], PENALISED)
+    alone.run([expected], 6)
+    driver = make_driver(path)
+    first = driver.add(0, [4, 5, 6], PENALISED)
+    worker = driver.worker
+    driver.step((first, 0))
+    sample, worker.sample = worker.sample, worker.launch
+    flight, _ = driver.launch([(first, 1)])
+    worker.sample = sample
+    driver.release(first)
+    # Enters the row, and is launched, before what its last owner sampled has arrived.
+    second = driver.add(0, [9, 8, 7], PENALISED)
+    driver.step((second, 0))
+    assert worker.finish(flight).counts.tolist() == [1]
+    driver.run([second], 6)
+    assert second.ids == expected.ids
+
+
+def test_results_arrive_in_the_order_of_the_steps(tiny_llama: Make, make_driver: Make) -> None:
+    path, _ = tiny_llama()
+    driver = make_driver(path)
+    seq = driver.add(0, [4, 5, 6], PLAIN, seed=3)
+    worker = driver.worker
+    worker.sample = worker.launch
+    flights = [driver.launch([(seq, n)]) for n in (0, 1, 1)]
+    last = worker.finish(flights[2][0])
+    assert all(flight.finished for flight, _ in flights)
+    assert worker.finish(flights[0][0]) is flights[0][0].result
+    tokens = np.concatenate([flight.result.tokens for flight, _ in flights])
+    again = make_driver(path)
+    right = again.add(0, [4, 5, 6], PLAIN, seed=3)
+    again.run([right], 3)
+    assert right.generated == tokens.tolist() and last.seconds > 0
