@@ -6,14 +6,16 @@ asked for, into memory of its own, so that loading peaks at the weights plus one
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from bough.base.errors import ConfigError
 from bough.base.params import Pooling
+from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
 from bough.weights.gguf import GgufFile
 from bough.weights.gguf_model import (
@@ -26,7 +28,11 @@ from bough.weights.gguf_model import (
     tokenizer_of,
 )
 from bough.weights.progress import watched
+from bough.weights.quantized import Get, method_of
 from bough.weights.safetensors import open_folder, read_json
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 #: A folder with tokenizer files, or the ``tokenizer.*`` metadata of a GGUF file as plain data.
 TokenizerSource = Path | dict[str, Any]
@@ -59,8 +65,8 @@ class Checkpoint(Protocol):
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
-    def blocks(self, name: str) -> Blocks | None:
-        """The undecoded blocks of a matrix; None if it is not held in blocks, ConfigError if it is missing."""
+    def blocks(self, name: str) -> Blocks | PackedWeight | None:
+        """A quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
 
     def close(self) -> None:
         """Give the files back; tensors that were read stay valid."""
@@ -117,22 +123,59 @@ class FolderCheckpoint:
         config = read_json(path / "config.json")
         generation = path / "generation_config.json"
         self.generation_config = read_json(generation) if generation.is_file() else {}
+        self._method = method_of(config)
         self._files = open_folder(path) if weights else {}
+        self._names = self._plain_names()
+        self._told = False
         headed = any(name.endswith("lm_head.weight") for name in self._files)
         self.config = _plain_config(config, not weights or headed)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
     def names(self) -> list[str]:
-        return list(self._files)
+        return list(self._names)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        stem = self._stem(name)
+        if self._method is None or stem is None:
+            return self._stored(name, dtype)
+        return self._read(stem, self._method.dense).to(dtype or torch.float32)
+
+    def blocks(self, name: str) -> PackedWeight | None:
+        stem = self._stem(name)
+        if self._method is None or stem is None:
+            return None
+        packed = None if self._method.integers is None else self._read(stem, self._method.integers).packed()
+        if packed is None and not self._told:
+            self._told = True
+            log.info("%s: %s weights are decoded, as there is no kernel for %s", self.path, self._method.name, name)
+        return packed
+
+    def _plain_names(self) -> dict[str, str | None]:
+        """Names of the parameters, and of quantised ones what those of their tensors begin with."""
+        if self._method is None:
+            return dict.fromkeys(self._files)
+        mark = f".{self._method.mark}"
+        stems = {name.removesuffix(mark) for name in self._files if name.endswith(mark)}
+        parts = {f"{stem}.{end}" for stem in stems for end in ("weight", self._method.mark, *self._method.others)}
+        return {f"{name.removesuffix(mark)}.weight": f"{name.removesuffix(mark)}." for name in self._files
+                if name.endswith(mark)} | dict.fromkeys(name for name in self._files if name not in parts)  # fmt: skip
+
+    def _read(self, stem: str, read: Callable[[Get], T]) -> T:
+        try:
+            return read(lambda end: self._stored(stem + end))
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(f"{self.path}: {stem}weight is not as its quantisation says: {error}") from error
+
+    def _stem(self, name: str) -> str | None:
+        if name not in self._names:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        return self._names[name]
+
+    def _stored(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         if name not in self._files:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
         return self._files[name].tensor(name, dtype)
-
-    def blocks(self, name: str) -> Blocks | None:
-        return None
 
     def close(self) -> None:
         for file in self._files.values():

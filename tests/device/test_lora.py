@@ -113,8 +113,10 @@ def test_any_shape(ops: Ops, sizes: list[int], n_in: int, rank: int, counts: lis
     x = randn(sum(counts), n_in, torch.bfloat16, seed)
     around = torch.full((sum(counts), sum(sizes)), 0.0, dtype=torch.bfloat16)
     out, updates = layer(x, around), exact(x, given[0], sizes)
-    updates[(torch.tensor(places).repeat_interleave(torch.tensor(counts)) == NO_ADAPTER)] = 0
-    assert ((out.double() - updates).abs() <= 0.03 * max(float(updates.abs().max()), 1e-6)).all()
+    updates[torch.tensor(places).repeat_interleave(torch.tensor(counts)) == NO_ADAPTER] = 0
+    # Roundings of weights and of what lies between the products, of sums that may cancel out.
+    size = exact(x.abs(), {k: LowRank(m.a.abs(), m.b.abs(), m.scale) for k, m in given[0].items()}, sizes)
+    assert ((out.double() - updates).abs() <= 0.02 * size + 1e-6).all()
 
 
 def test_places_change_hands(ops: Ops) -> None:

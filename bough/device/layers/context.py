@@ -12,6 +12,7 @@ from bough.base.errors import ConfigError
 from bough.device.attention.base import AttentionBackend
 from bough.device.layers.source import TensorSource
 from bough.device.lora.pool import AdaptedLayer, AdapterPool
+from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Table
 
@@ -115,12 +116,20 @@ class _Weight:
         _check_shape(self.name, tuple(tensor.shape), self.shape)
         return tensor.to(self.device)
 
-    def blocks(self) -> Blocks | None:
+    def blocks(self) -> Blocks | PackedWeight | None:
         found = self.source.blocks(self.name)
         if found is not None:
-            _check_shape(self.name, (len(found.rows), found.n_in), self.shape)
-            found = replace(found, rows=found.rows.to(self.device))
+            n_out = found.n_out if isinstance(found, PackedWeight) else len(found.rows)
+            _check_shape(self.name, (n_out, found.n_in), self.shape)
+            found = _moved(found, self.device)
         return found
+
+
+def _moved(held: Blocks | PackedWeight, device: torch.device) -> Blocks | PackedWeight:
+    if isinstance(held, Blocks):
+        return replace(held, rows=held.rows.to(device))
+    scale, sub = (None if t is None else t.to(device) for t in (held.scale, held.sub))
+    return replace(held, weight=held.weight.to(device), scale=scale, sub=sub)
 
 
 def _check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:

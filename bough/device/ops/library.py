@@ -99,7 +99,7 @@ class LoraRun(ctypes.Structure):
     """``LoraRun`` of csrc/common.h."""
 
     MOST_ROWS = 48
-    _fields_ = (("place", c_int64), ("first", c_int64), ("count", c_int64))
+    _fields_ = (("place", c_int64), ("first", c_int64), ("count", c_int64), ("step", c_int64))
 
 
 class LoraRuns(ctypes.Structure):

@@ -21,24 +21,38 @@ Tensor = torch.Tensor
 class Runs:
     """Which tokens of a step have which adapter.
 
+    A run is tokens of one adapter, the same distance apart.
+
     Attributes:
-        spans: (place, first token, tokens) of each run, by place and then by token; at most 48 tokens each.
+        spans: (place, first token, tokens, distance) of each run, by place; at most 48 tokens each.
         address: of the description that kernels read, and of the room that they need; valid as long as this lives.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int, int]], n_tokens: int, inner_size: int) -> None:
-        """``spans`` are whole runs of any length; ``inner_size`` bounds parts times padded rank of any layer."""
-        most = LoraRun.MOST_ROWS
-        self.spans = [
-            (place, start, min(most, first + count - start))
-            for place, first, count in sorted(spans)
-            for start in range(first, first + count, most)
-        ]
+        """``spans`` are (place, first token, tokens) of neighbours, of any number; ``inner_size`` bounds parts times
+        padded rank of any layer."""
+        self.spans = _runs(spans)
         self._runs = (LoraRun * len(self.spans))(*(LoraRun(*span) for span in self.spans))
         self._room = torch.empty(n_tokens, inner_size, dtype=torch.bfloat16)
         room = self._room.data_ptr()
         self._described = LoraRuns(ctypes.addressof(self._runs), len(self.spans), room, inner_size)
         self.address = ctypes.addressof(self._described)
+
+
+def _runs(spans: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """The runs of ``spans``: long ones cut, and single tokens of one adapter joined where they lie evenly apart."""
+    most = LoraRun.MOST_ROWS
+    runs: list[tuple[int, int, int, int]] = []
+    for place, begin, total in sorted(spans):
+        for first in range(begin, begin + total, most):
+            count = min(most, begin + total - first)
+            if runs and count == 1 and runs[-1][0] == place and runs[-1][2] < most:
+                _, before, n, step = runs[-1]
+                if n == 1 or first == before + n * step:
+                    runs[-1] = place, before, n + 1, first - before if n == 1 else step
+                    continue
+            runs.append((place, first, count, 1))
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +112,10 @@ class DenseLora:
         ]
 
     def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
-        for place, first, count in runs.spans:
-            rows = slice(first, first + count)
+        for place, first, count, step in runs.spans:
+            rows = slice(first, first + count * step, step)
             for columns, a, b in self._places.get(place, ()):
-                out[rows, columns] += b(a(x[rows]))
+                out[rows, columns] += b(a(x[rows].contiguous()))
 
 
 class PackedLora:

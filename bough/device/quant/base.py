@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from bough.device.ops.library import PackedLinear
+from bough.device.ops.packed import PackedWeight
 
 Tensor = torch.Tensor
 
@@ -35,8 +36,8 @@ class Parameter(Protocol):
         """Read it, in the model's dtype, a new tensor."""
         ...
 
-    def blocks(self) -> Blocks | None:
-        """Read it without decoding; None if it is not held in blocks."""
+    def blocks(self) -> Blocks | PackedWeight | None:
+        """Read it without decoding, in blocks or as the kernels take it; None if it is not held like that."""
         ...
 
 

@@ -17,8 +17,10 @@ Tensor = torch.Tensor
 
 
 def pack_as_stored(parameter: Parameter) -> PackedWeight | None:
-    """The blocks of the file; None where there are none, or no kernel for them."""
+    """What the file holds; None where that is not quantised, or there is no kernel for it."""
     blocks = parameter.blocks()
+    if isinstance(blocks, PackedWeight):
+        return blocks
     packer = None if blocks is None else PACKERS.get(blocks.format)
     return None if blocks is None or packer is None else packer(blocks)
 

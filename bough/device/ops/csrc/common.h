@@ -163,12 +163,13 @@ struct LoraTable {
     int64_t sizes[MOST_PARTS];
 };
 
-// Tokens [first, first + count) of a step, with one adapter; at most LORA_ROWS.
+// Tokens first, first + step, ... of a step, `count` of them, with one adapter; at most LORA_ROWS.
 constexpr int64_t LORA_ROWS = 48;
 struct LoraRun {
     int64_t place;
     int64_t first;
     int64_t count;
+    int64_t step;
 };
 
 // All runs of a step, and room for what lies between the products: bfloat16 [T, inner_stride], an even number.

@@ -25,8 +25,9 @@ INLINE void lora_shrink(const LoraTable& table, const LoraRuns& runs, int64_t i,
     const LoraRun& run = runs.run[i];
     const LoraAdapter* adapter = table.adapters[run.place];
     if (!adapter) return;
-    PreparedRows rows = {(const uint32_t*)(x + run.first * x_stride), x_stride / 2};
-    linear_slice(adapter->a, rows, run.count, 0, adapter->a.n_out, nullptr, lora_inner(runs, run.first), runs.inner_stride);
+    PreparedRows rows = {(const uint32_t*)(x + run.first * x_stride), run.step * x_stride / 2};
+    linear_slice(adapter->a, rows, run.count, 0, adapter->a.n_out, nullptr, lora_inner(runs, run.first),
+                 run.step * runs.inner_stride);
 }
 
 // Run i, as far as it is among the n tokens from `token` on: out += B inner for the columns [begin, end), where `begin`
@@ -35,20 +36,24 @@ INLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i,
                         int64_t begin, int64_t end, bf16* out, int64_t out_stride) {
     const LoraRun& run = runs.run[i];
     const LoraAdapter* adapter = table.adapters[run.place];
-    const int64_t top = run.first > token ? run.first : token;
-    const int64_t bottom = run.first + run.count < token + n ? run.first + run.count : token + n;
+    // Those of its tokens that are meant, counted from its first.
+    const int64_t top = token > run.first ? (token - run.first + run.step - 1) / run.step : 0;
+    const int64_t past = token + n > run.first ? (token + n - run.first + run.step - 1) / run.step : 0;
+    const int64_t bottom = past < run.count ? past : run.count;
     if (!adapter || top >= bottom) return;
+    const int64_t first_token = run.first + top * run.step;
     float delta[LORA_ROWS * LORA_COLUMNS];
     for (int64_t p = 0, offset = 0; p < table.n_parts; offset += table.sizes[p], ++p) {
         const PackedLinear& b = adapter->b[p];
         const int64_t stop = end < offset + table.sizes[p] ? end : offset + table.sizes[p];
         if (!b.weight) continue;
-        PreparedRows rows = {(const uint32_t*)(lora_inner(runs, top) + p * b.n_in), runs.inner_stride / 2};
+        PreparedRows rows = {(const uint32_t*)(lora_inner(runs, first_token) + p * b.n_in),
+                             run.step * runs.inner_stride / 2};
         for (int64_t from = begin > offset ? begin : offset; from < stop; from += LORA_COLUMNS) {
             const int64_t first = from - offset, width = stop - from < LORA_COLUMNS ? stop - from : LORA_COLUMNS;
             linear_slice(b, rows, bottom - top, first, first + width, nullptr, delta - first, LORA_COLUMNS);
             for (int64_t r = 0; r < bottom - top; ++r) {
-                bf16* to = out + (top - token + r) * out_stride + from;
+                bf16* to = out + (first_token - token + r * run.step) * out_stride + from;
                 const float* add = delta + r * LORA_COLUMNS;
                 int64_t c = 0;
                 for (; c + WIDTH <= width; c += WIDTH) store(to + c, load(to + c) + loadf(add + c));
@@ -87,8 +92,9 @@ struct Lora {
             int64_t from = begin > offset ? offset + (begin - offset + PANEL - 1) / PANEL * PANEL : offset;
             int64_t to = end > offset ? offset + (end - offset + PANEL - 1) / PANEL * PANEL : offset;
             if (to > offset + table.sizes[p]) to = offset + table.sizes[p];
-            if (from < to) lora_expand(table, *call.runs, i, run.first, run.count, from, to, (bf16*)call.out + run.first * call.n_out,
-                                     call.n_out);
+            if (from < to)
+                lora_expand(table, *call.runs, i, run.first, (run.count - 1) * run.step + 1, from, to,
+                            (bf16*)call.out + run.first * call.n_out, call.n_out);
         }
     }
 };

@@ -1,0 +1,249 @@
+"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8.
+
+``quantization_config`` of the config names the method. A weight ``X.weight`` is then a few tensors under other names,
+read either as integers with scales, for the methods that a kernel multiplies with, or decoded. Shapes: N outputs, K
+inputs, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bough.base.errors import ConfigError
+from bough.device.ops.packed import Kind, PackedWeight, pack_groups, pack_int8
+
+Tensor = torch.Tensor
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which nibble of a word of AWQ holds output 0, 1, ... of its eight (Lin et al. 2023)."""
+
+GROUPS = (32, 64, 128)
+"""Inputs of a group that the kernels know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """A weight ``(q - zero) * scale``, where the groups of inputs have scales.
+
+    Attributes:
+        q: uint8 [N, K].
+        scale, zero: float32 [N, G].
+        group_of: int64 [K] the group of each input, where that is not the inputs in order.
+        bits: 4 or 8.
+    """
+
+    q: Tensor
+    scale: Tensor
+    zero: Tensor
+    group_of: Tensor | None
+    bits: int
+
+    def dense(self) -> Tensor:
+        """float32 [N, K]."""
+        n_in, n_groups = self.q.shape[1], self.scale.shape[1]
+        groups = self.group_of
+        if groups is None:
+            groups = torch.arange(n_in) // -(-n_in // n_groups)
+        return (self.q.float() - self.zero[:, groups]) * self.scale[:, groups]
+
+    def packed(self) -> PackedWeight | None:
+        """For the kernels, with the values unchanged; None where none takes them."""
+        n_in, n_groups = self.q.shape[1], self.scale.shape[1]
+        group, rest = divmod(n_in, n_groups)
+        if self.group_of is None and self.bits == 8 and n_groups == 1 and bool((self.zero == 128).all()):
+            return pack_int8(self.q, self.scale[:, 0].contiguous())
+        half = self.scale.half()
+        if self.group_of is not None or rest or n_in % 32 or not torch.equal(half.float(), self.scale):
+            return None
+        if group not in GROUPS:
+            # Larger groups are several that agree.
+            if group % max(GROUPS):
+                return None
+            times, group = group // max(GROUPS), max(GROUPS)
+            half, zero = half.repeat_interleave(times, 1), self.zero.repeat_interleave(times, 1)
+        else:
+            zero = self.zero
+        if self.bits == 4:
+            return pack_groups(Kind.Q4_ZERO, self.q, torch.stack((half, zero.half()), dim=2), group=group)
+        return pack_groups(Kind.Q8, self.q, half, group=group) if bool((zero == 128).all()) else None
+
+
+def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
+    """int32 words -> uint8, the fields of a word, lowest first, side by side along ``dim`` (of two)."""
+    if words.dtype != torch.int32 or words.ndim != 2:
+        raise ConfigError(f"packed integers are {words.dtype} {list(words.shape)} and not int32 matrices")
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    fields = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8)
+    if dim == 1:
+        return fields.flatten(1)
+    return fields.transpose(1, 2).flatten(0, 1)
+
+
+Get = Callable[[str], Tensor]
+"""Reads one of the tensors of a weight by the end of its name, as it is stored; ConfigError if it is missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Method:
+    """How a method stores ``X.weight``.
+
+    Attributes:
+        name: for people.
+        mark: the end of the name of the tensor by which a quantised weight is known.
+        others: ends of the names of those that come with it.
+        integers: reads it as integers; None where it is none.
+        dense: reads it decoded, float32 [N, K].
+    """
+
+    name: str
+    mark: str
+    others: tuple[str, ...]
+    dense: Callable[[Get], Tensor]
+    integers: Callable[[Get], Integers] | None = None
+
+
+def method_of(config: Mapping[str, Any]) -> Method | None:
+    """The method that a model's config names; None for weights that are not quantised.
+
+    Raises ConfigError for one that cannot be read.
+    """
+    settings = config.get("quantization_config")
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        raise ConfigError("the model's config has no usable 'quantization_config'")
+    name = settings.get("quant_method")
+    maker = METHODS.get(str(name))
+    if maker is None:
+        raise ConfigError(f"weights quantised by {name!r} cannot be read; known: {', '.join(METHODS)}")
+    return maker(settings)
+
+
+def _setting(settings: Mapping[str, Any], name: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+    value = settings.get(name, default)
+    if value not in allowed:
+        shown = " or ".join(map(repr, allowed))
+        raise ConfigError(f"quantised weights with {name} {value!r} cannot be read; {shown} can")
+    return value
+
+
+def _of_integers(name: str, mark: str, others: tuple[str, ...], read: Callable[[Get], Integers]) -> Method:
+    return Method(name=name, mark=mark, others=others, integers=read, dense=lambda get: read(get).dense())
+
+
+def _awq(settings: Mapping[str, Any]) -> Method:
+    """AWQ (Lin et al. 2023): 4 bits, inputs by outputs."""
+    _setting(settings, "bits", (4,), 4)
+    _setting(settings, "version", ("gemm", "GEMM"), "gemm")
+
+    def in_order(words: Tensor) -> Tensor:
+        fields = unpacked(words, 4, 1).view(len(words), -1, 8)
+        return fields[:, :, AWQ_ORDER].flatten(1)
+
+    def read(get: Get) -> Integers:
+        q, zero, scale = in_order(get("qweight")), in_order(get("qzeros")), get("scales").float()
+        return _checked(Integers(q.mT.contiguous(), scale.mT.contiguous(), zero.mT.float().contiguous(), None, 4))
+
+    return _of_integers("AWQ", "qweight", ("qzeros", "scales"), read)
+
+
+def _gptq(settings: Mapping[str, Any]) -> Method:
+    """GPTQ (Frantar et al. 2022): 4 or 8 bits, inputs by outputs, in the first form with zeros that are one too low."""
+    bits = _setting(settings, "bits", (4, 8))
+    lower = _setting(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
+
+    def read(get: Get) -> Integers:
+        q = unpacked(get("qweight"), bits, 0).mT.contiguous()
+        zero = (unpacked(get("qzeros"), bits, 1).float() + lower).mT.contiguous()
+        scale = get("scales").float().mT.contiguous()
+        groups = get("g_idx").long()
+        n_in, n_groups = q.shape[1], scale.shape[1]
+        if groups.shape != (n_in,) or int(groups.min()) < 0 or int(groups.max()) >= n_groups:
+            raise ConfigError("the groups of a GPTQ weight do not fit its inputs")
+        in_order = torch.equal(groups, torch.arange(n_in) // -(-n_in // n_groups))
+        return _checked(Integers(q, scale, zero, None if in_order else groups, bits))
+
+    return _of_integers(f"GPTQ, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
+
+
+def _compressed(settings: Mapping[str, Any]) -> Method:
+    """compressed-tensors: integers of 4 or 8 bits in words or bytes, or 8-bit floats, with scales by groups."""
+    form = _setting(settings, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"))
+    groups = settings.get("config_groups")
+    kinds = {
+        (weights.get("num_bits"), weights.get("type", "int"))
+        for group in (groups.values() if isinstance(groups, Mapping) else ())
+        if isinstance(weights := group.get("weights") if isinstance(group, Mapping) else None, Mapping)
+    }
+    if len(kinds) != 1 or not kinds <= {(4, "int"), (8, "int"), (8, "float")}:
+        raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
+    ((bits, kind),) = kinds
+    if kind == "float":
+        return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
+
+    def read(get: Get) -> Integers:
+        scale = get("weight_scale").float()
+        if form == "pack-quantized":
+            n_out, n_in = get("weight_shape").tolist()
+            q = unpacked(get("weight_packed"), bits, 1)[:n_out, :n_in].contiguous()
+        else:
+            q = (get("weight").to(torch.int16) + 128).to(torch.uint8)
+        zero = torch.full_like(scale, 1 << (bits - 1) if form == "pack-quantized" else 128)
+        return _checked(Integers(q, scale, zero, None, bits if form == "pack-quantized" else 8))
+
+    mark = "weight_packed" if form == "pack-quantized" else "weight_scale"
+    return _of_integers(f"compressed-tensors, {bits} bits", mark, ("weight_scale", "weight_shape", "input_scale"), read)
+
+
+def _fp8_folder(settings: Mapping[str, Any]) -> Method:
+    """8-bit floats with scales of the whole weight, of outputs, or of blocks (DeepSeek-AI 2024)."""
+    block = settings.get("weight_block_size")
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    ):
+        raise ConfigError(f"blocks of {block!r} are no blocks of a weight")
+    mark = "weight_scale" if block is None else "weight_scale_inv"
+    dense = _fp8(mark, None if block is None else (block[0], block[1]))
+    return Method(name="FP8", mark=mark, others=("input_scale", "activation_scale"), dense=dense)
+
+
+def _fp8(mark: str, block: tuple[int, int] | None) -> Callable[[Get], Tensor]:
+    def read(get: Get) -> Tensor:
+        weight, scale = get("weight").float(), get(mark).float()
+        if block is None:
+            if scale.numel() not in (1, len(weight)):
+                raise ConfigError(f"{scale.numel()} scales do not fit a weight of {len(weight)} outputs")
+            return weight * scale.reshape(-1, 1)
+        rows, columns = (-(-n // size) for n, size in zip(weight.shape, block))
+        if scale.shape != (rows, columns):
+            raise ConfigError(
+                f"scales {list(scale.shape)} do not fit a weight {list(weight.shape)} in blocks of {block}"
+            )
+        spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+        return weight * spread[: len(weight), : weight.shape[1]]
+
+    return read
+
+
+def _checked(integers: Integers) -> Integers:
+    n_out, n_in = integers.q.shape
+    rows, n_groups = integers.scale.shape
+    if rows != n_out or integers.zero.shape != integers.scale.shape or not 1 <= n_groups <= n_in:
+        raise ConfigError(
+            f"scales {list(integers.scale.shape)} and zeros {list(integers.zero.shape)} do not fit a weight "
+            f"{list(integers.q.shape)}"
+        )
+    return integers
+
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8_folder,
+}
+"""``quant_method`` of a config -> what reads it."""

@@ -1,0 +1,252 @@
+"""Quantised folders: every method against its own formula, in the kernels, and in a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bough.base.errors import ConfigError
+from bough.base.params import SamplingParams
+from bough.device.ops.packed import Kind, unpack
+from bough.weights.loader import FolderCheckpoint, open_checkpoint
+from tests.driving import make_driver
+from tests.models.parity import ids_of
+
+Tensor = torch.Tensor
+Stored = tuple[dict[str, Tensor], Tensor]
+"""The tensors of a weight by the ends of their names, and the values that they stand for, float32."""
+
+LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def words(q: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """Integers as fields of int32 words along ``dim``; field i holds value ``order[i]`` of each word's."""
+    n = 32 // bits
+    moved = q.movedim(dim, -1).reshape(*q.movedim(dim, -1).shape[:-1], -1, n).long()
+    fields = moved[..., list(order)] if order else moved
+    total = (fields << (torch.arange(n) * bits)).sum(-1)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).int().movedim(-1, dim).contiguous()
+
+
+def rounded(w: Tensor, group: int, bits: int, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """uint8 [N, K], float16 scale and integer zero [N, G]."""
+    n, k = w.shape
+    grouped, top = w.view(n, -1, group), (1 << bits) - 1
+    low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
+    if symmetric:
+        scale = (grouped.abs().amax(2) / (top // 2)).half()
+        zero = torch.full_like(low, top // 2 + 1)
+    else:
+        scale = ((high - low) / top).half()
+        zero = (-low / scale.float()).round().clamp(1, top)
+    q = (grouped / scale.float()[..., None] + zero[..., None]).round().clamp(0, top)
+    return q.view(n, k).to(torch.uint8), scale, zero
+
+
+def values(q: Tensor, scale: Tensor, zero: Tensor, groups: Tensor | None = None) -> Tensor:
+    groups = torch.arange(q.shape[1]) // (q.shape[1] // scale.shape[1]) if groups is None else groups
+    return (q.float() - zero[:, groups]) * scale.float()[:, groups]
+
+
+def awq(w: Tensor) -> Stored:
+    q, scale, zero = rounded(w, 32, 4)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    tensors = {"qweight": words(q.T, 4, 1, order), "qzeros": words(zero.T, 4, 1, order), "scales": scale.T.contiguous()}
+    return tensors, values(q, scale, zero)
+
+
+def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1) -> Callable[[Tensor], Stored]:
+    def write(w: Tensor) -> Stored:
+        n_in = w.shape[1]
+        order = torch.randperm(n_in, generator=torch.Generator().manual_seed(1)) if act_order else torch.arange(n_in)
+        groups = torch.empty(n_in, dtype=torch.int32)
+        groups[order] = (torch.arange(n_in) // 32).int()
+        q, scale, zero = rounded(w[:, order].contiguous(), 32, bits, symmetric)
+        back = torch.empty_like(q)
+        back[:, order] = q
+        tensors = {
+            "qweight": words(back.T, bits, 0), "qzeros": words(zero.T - lower, bits, 1), "scales": scale.T.contiguous(),
+            "g_idx": groups,
+        }  # fmt: skip
+        return tensors, values(back, scale, zero, groups.long())
+
+    return write
+
+
+def packed_w4(w: Tensor) -> Stored:
+    q, scale, zero = rounded(w, 32, 4, symmetric=True)
+    tensors = {"weight_packed": words(q, 4, 1), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
+    return tensors, values(q, scale, zero)
+
+
+def w8a8(w: Tensor) -> Stored:
+    scale = w.abs().amax(1, keepdim=True) / 127
+    q = (w / scale).round().to(torch.int8)
+    return {"weight": q, "weight_scale": scale}, q.float() * scale
+
+
+def fp8(scales: str) -> Callable[[Tensor], Stored]:
+    def write(w: Tensor) -> Stored:
+        if scales == "block":
+            rows, columns = (-(-n // 32) for n in w.shape)
+            scale = torch.rand(rows, columns) + 0.5
+            spread = scale.repeat_interleave(32, 0).repeat_interleave(32, 1)[: len(w), : w.shape[1]]
+        else:
+            scale = torch.rand(()) + 0.5 if scales == "tensor" else torch.rand(len(w), 1) + 0.5
+            spread = scale
+        stored = (w / spread).to(torch.float8_e4m3fn)
+        name = "weight_scale_inv" if scales == "block" else "weight_scale"
+        return {"weight": stored, name: scale}, stored.float() * spread
+
+    return write
+
+
+def group(bits: int, kind: str) -> dict[str, Any]:
+    return {"g": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, "symmetric": True}}}
+
+
+METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None]] = {
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}, awq, Kind.Q4_ZERO),
+    "gptq-4": ({"quant_method": "gptq", "bits": 4}, gptq(4, False, False), Kind.Q4_ZERO),
+    "gptq-8": ({"quant_method": "gptq", "bits": 8}, gptq(8, False, True), Kind.Q8),
+    "gptq-8-zeros": ({"quant_method": "gptq", "bits": 8}, gptq(8, False, False), None),
+    "gptq-act-order": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, gptq(4, True, False), None),
+    "gptq-v2": (
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, gptq(4, False, False, 0), Kind.Q4_ZERO
+    ),
+    "w4a16": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": group(4, "int")},
+        packed_w4, Kind.Q4_ZERO,
+    ),
+    "w8a8": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": group(8, "int")}, w8a8,
+        Kind.INT8,
+    ),
+    "compressed-fp8": (
+        {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": group(8, "float")},
+        fp8("channel"), None,
+    ),
+    "fp8-tensor": ({"quant_method": "fp8"}, fp8("tensor"), None),
+    "fp8-channel": ({"quant_method": "fp8"}, fp8("channel"), None),
+    "fp8-block": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8("block"), None),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny import make_tiny_model
+
+    return make_tiny_model(tmp_path_factory.mktemp("plain"))
+
+
+def quantised(plain: Path, folder: Path, name: str) -> tuple[Path, Path, dict[str, Tensor]]:
+    """(a folder by the method, the same decoded, the decoded weights) of the model ``plain``."""
+    settings, write, _ = METHODS[name]
+    torch.manual_seed(0)
+    weights = load_file(plain / "model.safetensors")
+    stored, decoded, exact = {}, dict(weights), {}
+    for key, weight in weights.items():
+        stem = key.removesuffix(".weight")
+        if not stem.endswith(LINEARS):
+            stored[key] = weight
+            continue
+        tensors, exact[key] = write(weight.float())
+        stored |= {f"{stem}.{end}": tensor for end, tensor in tensors.items()}
+        decoded[key] = exact[key]
+    for path, tensors in ((folder / "quantised", stored), (folder / "decoded", decoded)):
+        shutil.copytree(plain, path)
+        save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    config = folder / "quantised" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": settings}))
+    return folder / "quantised", folder / "decoded", exact
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_values_are_those_of_the_method(name: str, plain: Path, tmp_path: Path) -> None:
+    path, _, exact = quantised(plain, tmp_path, name)
+    checkpoint = open_checkpoint(path)
+    assert set(checkpoint.names()) == set(load_file(plain / "model.safetensors"))
+    for key, expected in exact.items():
+        assert torch.equal(checkpoint.tensor(key), expected)
+        packed = checkpoint.blocks(key)
+        assert (None if packed is None else packed.kind) == METHODS[name][2]
+        if packed is not None:
+            assert torch.allclose(unpack(packed), expected, rtol=1e-6, atol=1e-7)
+    assert checkpoint.blocks("model.embed_tokens.weight") is None
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_computes_with_them(name: str, plain: Path, tmp_path: Path) -> None:
+    path, decoded, _ = quantised(plain, tmp_path, name)
+    asked = SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0, logprob_token_ids=tuple(range(64)))
+    for dtype, kernels, tolerance in ((torch.float32, "reference", 0.0), (torch.bfloat16, "auto", 0.1)):
+        rows = []
+        for folder in (path, decoded):
+            driver = make_driver(folder, dtype=dtype, kernels=kernels, context_length=128)
+            seq = driver.add(0, ids_of(3, 30), asked)
+            driver.run([seq], 2)
+            rows.append(torch.tensor([[v for _, v in entry.asked] for entry in seq.prompt_logprobs]))
+        assert (rows[0] - rows[1]).norm() <= tolerance * rows[1].norm()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"quant_method": "hqq"}, {}, "awq", {"quant_method": "awq", "bits": 3}, {"quant_method": "gptq", "bits": 2},
+     {"quant_method": "awq", "version": "gemv"}, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+     {"quant_method": "fp8", "weight_block_size": [0, 1]}, {"quant_method": "fp8", "weight_block_size": 3},
+     {"quant_method": "compressed-tensors", "format": "marlin-24"},
+     {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
+     {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": group(3, "int")}],
+    ids=str,
+)  # fmt: skip
+def test_what_cannot_be_read_is_refused(settings: Any, plain: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(plain, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    with pytest.raises(ConfigError, match=r"cannot be read|blocks|usable"):
+        FolderCheckpoint(folder)
+
+
+def damage(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The same with each tensor missing, cut, flat, or of another dtype."""
+    found = []
+    for name, tensor in tensors.items():
+        others = {k: v for k, v in tensors.items() if k != name}
+        found += [others, {**others, name: tensor[:-1].contiguous()}, {**others, name: tensor.flatten()}]
+        found.append({**others, name: torch.zeros(tensor.shape, dtype=torch.float64)})
+    return found
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq-4", "gptq-act-order", "w4a16", "w8a8", "fp8-channel", "fp8-block"])
+def test_damaged_weights_are_errors_or_load(name: str, plain: Path, tmp_path: Path) -> None:
+    """Never anything but ConfigError, and whatever loads has the shape that the config says."""
+    settings, write, _ = METHODS[name]
+    torch.manual_seed(0)
+    tensors, _ = write(torch.randn(64, 96))
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": settings}
+    refused = 0
+    for i, damaged in enumerate(damage(tensors)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(
+            {f"x.{end}": tensor for end, tensor in damaged.items()} | {"y": torch.ones(1)}, folder / "model.safetensors"
+        )
+        checkpoint = FolderCheckpoint(folder)
+        try:
+            shapes = {tuple(checkpoint.tensor("x.weight").shape)}
+            packed = checkpoint.blocks("x.weight")
+            shapes |= {(packed.n_out, packed.n_in)} if packed else set()
+            assert len(shapes) == 1
+        except ConfigError:
+            refused += 1
+        checkpoint.close()
+    assert refused >= len(damage(tensors)) // 2
