@@ -174,7 +174,7 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     """compressed-tensors: integers of 4 or 8 bits in words or bytes, or 8-bit floats, with scales by groups."""
     form = _setting(settings, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"))
     groups = settings.get("config_groups")
-    kinds = {
+    kinds: set[tuple[Any, Any]] = {
         (weights.get("num_bits"), weights.get("type", "int"))
         for group in (groups.values() if isinstance(groups, Mapping) else ())
         if isinstance(weights := group.get("weights") if isinstance(group, Mapping) else None, Mapping)
