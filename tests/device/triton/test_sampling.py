@@ -48,10 +48,10 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("spread", "kind", "dtype"),
     [
-        (0.0, "", torch.float32),
+        pytest.param(0.0, "", torch.float32, marks=pytest.mark.slow),
         (3.0, "", torch.float32),
-        (3.0, "", torch.bfloat16),
-        (3.0, "ties", torch.float32),
+        pytest.param(3.0, "", torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(3.0, "ties", torch.float32, marks=pytest.mark.slow),
         (30.0, "holes", torch.float32),
     ],
     ids=str,
@@ -69,7 +69,7 @@ def test_draws(ops: Ops, spread: float, kind: str, dtype: torch.dtype) -> None:
 def test_draws_from_any_number_of_tokens(ops: Ops, vocab: int) -> None:
     logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab))
     rows = [{"seed": i, "top_p": 0.7 if i % 2 else 1.0, "top_k": min(vocab, 1 + 3 * i)} for i in range(6)]
-    check(ops, logits, rows)
+    check(ops, logits if vocab > 33 else logits.round(), rows)
 
 
 def test_a_row_that_is_not_to_be_sampled_may_hold_anything(ops: Ops) -> None:
