@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
 
 
+EARLY = 0.005
+"""Seconds by which the timer of an event loop may go off too early."""
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of a program's source."""
@@ -116,7 +120,7 @@ class Program:
         if self.limits.seconds is None:
             return None
         left = self.limits.seconds - (time.monotonic() - self.started)
-        if left <= 0:
+        if left <= EARLY:
             raise LimitExceeded(f"the program {self.name} may take {self.limits.seconds:g} s and took them")
         return left
 

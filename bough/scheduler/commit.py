@@ -101,9 +101,9 @@ class Committer:
                 )
             )
             req.n_sent += len(news)
+            self.generated_tokens += len(news)
             if finish is not None:
                 self._close(req)
-        self.generated_tokens += len(where)
         if len(outputs) < len(r):
             self._silent(flight, result, sampled, outputs)
         return outputs

@@ -2,8 +2,8 @@
 
 A program takes a *seat* when a request of it is admitted and there is room for its KV beside that of the programs
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
-cache instead of that of many being evicted in turn; on agent traces this wins more than any order of eviction
-(``docs/programs.md``). Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix).
+cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
+Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix).
 
 Whoever has no envelope is a program of one request and needs no seat.
 """

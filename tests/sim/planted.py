@@ -466,7 +466,7 @@ LIFE = (
         "coalescing lost tokens because the index was wrong",
         Committer,
         "_outputs",
-        "req.n_sent += 1",
+        "req.n_sent += len(news)",
         "req.n_sent += finish is None and req.n_sent < 2",
     ),
     _bug(
