@@ -672,8 +672,8 @@ FAULTS = (
         "a request ran before its grammar was there",
         Scheduler,
         "_arrive",
-        "if self._gates.hold(req):",
-        "if self._gates.hold(req) and False:",
+        "if held:",
+        "if held and False:",
     ),
     _bug(
         "failed_cells_stay_cached",
