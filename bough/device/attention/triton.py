@@ -11,7 +11,7 @@ from bough.device.attention.work import HostBatch, Sizes, plan_work
 from bough.device.ops.cells import Cells
 from bough.device.ops.heads import Scoring
 from bough.device.ops.registry import Ops
-from bough.device.ops.triton.attention import attend, tiles_of
+from bough.device.ops.triton.attention import attend, tiles_for
 from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
@@ -36,7 +36,7 @@ class TritonAttention(PagedAttention):
         self._room = room
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
-        key = tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype), scoring.window
+        key = tiles_for(q, k_cache, v_cache), scoring.window
         work, sizes = self._work(key) if self._room is None else self._room.work(key)
         return attend(q, k_cache, v_cache, self.batch.page_table, work, sizes, scoring)
 

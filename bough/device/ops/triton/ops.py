@@ -10,7 +10,7 @@ import torch
 from bough.base.plan import SharedPrefix
 from bough.device.attention.work import HostBatch, plan_work
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Scoring
 from bough.device.ops.lora import DenseLora, LoraOp
@@ -18,6 +18,7 @@ from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import PackedApply
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
+from bough.device.ops.triton.experts import GroupedExperts
 from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
@@ -73,7 +74,7 @@ class TritonOps:
     ) -> Tensor:
         """Waits for the indices, to plan with them; :class:`bough.device.attention.triton.TritonAttention` plans
         without the device, once per step."""
-        tiles = attention.tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
+        tiles = attention.tiles_for(q, k_cache, v_cache)
         batch = HostBatch(rows.cpu().numpy(), q_start.cpu().numpy(), seq_len.cpu().numpy(), _shared(groups))
         work = plan_work(batch, tiles, scoring.window)
         array = to_device(work.array, q.device)
@@ -88,8 +89,12 @@ class TritonOps:
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
 
-    def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> FusedExperts | None:
-        return None
+    def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> ExpertsOp | None:
+        """Of weights in the model's dtype, which it moves together."""
+        dense = [part.dense for part in experts if part.dense is not None]
+        if len(dense) < len(experts):
+            return None
+        return GroupedExperts([part[0] for part in dense], [part[1] for part in dense], sizes, clamp)
 
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
         return DenseLora(self.linear, sizes, dtype)
