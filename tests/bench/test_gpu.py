@@ -25,6 +25,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
     return json.loads(output.read_text())
 
 
+@pytest.mark.slow
 def test_every_section_runs(result: dict) -> None:
     assert not result["left_out"]
     assert list(result["sections"]) == ["limits", "checks", "tiny", "kernels", "tiny, tied", "other options"]
@@ -33,6 +34,7 @@ def test_every_section_runs(result: dict) -> None:
         assert row.get("errors", 0) == 0 and row.get("ok", True), row
 
 
+@pytest.mark.slow
 def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
     rows = {row["name"]: row for row in result["sections"]["tiny"]}
     assert rows["rag"]["cached_tokens"] > 0 == rows["rag, no radix"]["cached_tokens"]
@@ -65,6 +67,7 @@ def test_the_shape_is_the_one_that_is_meant() -> None:
     assert round(2 * (LLAMA_8B.read_parameters - LLAMA_8B.head_parameters) / 1e9, 1) == 14.0
 
 
+@pytest.mark.slow
 def test_the_script_starts() -> None:
     script = Path(gpu.__file__).with_name("run")
     said = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout

@@ -146,7 +146,7 @@ def latent_builds() -> Iterator[Build]:
                  "table_stride": "i32", "scale": "fp32"},
                 {"HEADS": n_heads, "BLOCK_H": heads, "REST": 64, "BLOCK_R": 64, "LATENT": 512, "BLOCK_M": queries,
                  "BLOCK_N": latent.KEYS, "LARGE": int(large), "QUANTIZED": False, "PRECISION": "tf32"},
-                latent.warps_of(queries), latent.STAGES, odd=("table_stride",), expects=MMA if queries == 16 else WGMMA,
+                latent.warps_of(queries), latent.STAGES, odd=("table_stride",), expects=MMA,
             )  # fmt: skip
     yield Build(
         "merge D=576", merge.merge_kernel,

@@ -23,8 +23,8 @@ Tensor = torch.Tensor
 KEYS = 32
 """Cells that a program holds at a time."""
 
-QUERIES = 64
-"""Queries that it holds at most: heads of one token or, where there are few, of several."""
+QUERIES = 32
+"""Queries that it holds at most, as registers allow: heads of one token or, where there are few, of several."""
 
 STAGES = 2
 """Of the pipeline of loads."""
