@@ -155,11 +155,11 @@ class FolderCheckpoint:
         """Names of the parameters, and of quantised ones what those of their tensors begin with."""
         if self._method is None:
             return dict.fromkeys(self._files)
-        mark = f".{self._method.mark}"
-        stems = {name.removesuffix(mark) for name in self._files if name.endswith(mark)}
-        parts = {f"{stem}.{end}" for stem in stems for end in ("weight", self._method.mark, *self._method.others)}
-        return {f"{name.removesuffix(mark)}.weight": f"{name.removesuffix(mark)}." for name in self._files
-                if name.endswith(mark)} | dict.fromkeys(name for name in self._files if name not in parts)  # fmt: skip
+        mark = self._method.mark
+        stems = [name.removesuffix(mark) for name in self._files if name.endswith(f".{mark}")]
+        parts = {f"{stem}{end}" for stem in stems for end in ("weight", mark, *self._method.others)}
+        plain = [name for name in self._files if name not in parts]
+        return {f"{stem}weight": stem for stem in stems} | dict.fromkeys(plain)
 
     def _read(self, stem: str, read: Callable[[Get], T]) -> T:
         try:

@@ -56,17 +56,15 @@ class Integers:
         group, rest = divmod(n_in, n_groups)
         if self.group_of is None and self.bits == 8 and n_groups == 1 and bool((self.zero == 128).all()):
             return pack_int8(self.q, self.scale[:, 0].contiguous())
-        half = self.scale.half()
+        half, zero = self.scale.half(), self.zero
         if self.group_of is not None or rest or n_in % 32 or not torch.equal(half.float(), self.scale):
             return None
         if group not in GROUPS:
             # Larger groups are several that agree.
-            if group % max(GROUPS):
+            times, rest = divmod(group, max(GROUPS))
+            if rest:
                 return None
-            times, group = group // max(GROUPS), max(GROUPS)
-            half, zero = half.repeat_interleave(times, 1), self.zero.repeat_interleave(times, 1)
-        else:
-            zero = self.zero
+            group, half, zero = max(GROUPS), half.repeat_interleave(times, 1), zero.repeat_interleave(times, 1)
         if self.bits == 4:
             return pack_groups(Kind.Q4_ZERO, self.q, torch.stack((half, zero.half()), dim=2), group=group)
         return pack_groups(Kind.Q8, self.q, half, group=group) if bool((zero == 128).all()) else None
@@ -185,18 +183,22 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     if kind == "float":
         return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
 
-    def read(get: Get) -> Integers:
-        scale = get("weight_scale").float()
-        if form == "pack-quantized":
-            n_out, n_in = get("weight_shape").tolist()
-            q = unpacked(get("weight_packed"), bits, 1)[:n_out, :n_in].contiguous()
-        else:
-            q = (get("weight").to(torch.int16) + 128).to(torch.uint8)
-        zero = torch.full_like(scale, 1 << (bits - 1) if form == "pack-quantized" else 128)
-        return _checked(Integers(q, scale, zero, None, bits if form == "pack-quantized" else 8))
+    name, others = f"compressed-tensors, {bits} bits", ("weight_scale", "weight_shape", "input_scale")
 
-    mark = "weight_packed" if form == "pack-quantized" else "weight_scale"
-    return _of_integers(f"compressed-tensors, {bits} bits", mark, ("weight_scale", "weight_shape", "input_scale"), read)
+    def read_words(get: Get) -> Integers:
+        n_out, n_in = get("weight_shape").tolist()
+        q = unpacked(get("weight_packed"), bits, 1)[:n_out, :n_in].contiguous()
+        return symmetric(q, get("weight_scale").float(), bits)
+
+    def read_bytes(get: Get) -> Integers:
+        return symmetric((get("weight").to(torch.int16) + 128).to(torch.uint8), get("weight_scale").float(), 8)
+
+    def symmetric(q: Tensor, scale: Tensor, held: int) -> Integers:
+        return _checked(Integers(q, scale, torch.full_like(scale, 1 << (held - 1)), None, held))
+
+    if form == "pack-quantized":
+        return _of_integers(name, "weight_packed", others, read_words)
+    return _of_integers(name, "weight_scale", others, read_bytes)
 
 
 def _fp8_folder(settings: Mapping[str, Any]) -> Method:
