@@ -35,7 +35,7 @@ class FlashInferAttention(TritonAttention):
     def __init__(self, ops: Ops) -> None:
         """Raises ConfigError where FlashInfer is not installed."""
         if find_spec("flashinfer") is None:
-            raise ConfigError("FlashInfer is not installed: pip install flashinfer-python", param="attention")
+            raise ConfigError("FlashInfer is not installed: pip install 'bough[flashinfer]'", param="attention")
         super().__init__(ops)
         self.name = "flashinfer"
         self._workspace: Tensor | None = None
