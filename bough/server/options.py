@@ -16,7 +16,7 @@ from bough.base.program import Lease, Program
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import GenerateOptions
 from bough.server.constraints import constraint_of
-from bough.server.schema import Prompt, Sampling
+from bough.server.schema import Sampling
 from bough.server.service import Service
 from bough.text.bad_words import bad_word_ids
 
@@ -52,7 +52,7 @@ def at_least_one(name: str, value: int | None, most: int) -> int:
     return value
 
 
-def split_prompt(prompt: Prompt, limits: Limits) -> list[str | list[int]]:
+def split_prompt(prompt: str | Sequence[int | str | list[int]], limits: Limits) -> list[str | list[int]]:
     """The single prompts of a prompt field, in order. Raises InvalidRequest for mixtures and empty lists."""
     if isinstance(prompt, str):
         return [prompt]
