@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,6 +232,15 @@ def sequence_rids(options: Sequence[GenerateOptions]) -> list[str]:
         assert o.rid is not None
         rids += [o.rid] if o.n == 1 else [f"{o.rid}-{i}" for i in range(o.n)]
     return rids
+
+
+def most_tokens(service: Service, work: Iterable[tuple[list[int], GenerateOptions]]) -> int:
+    """Tokens that the prompts of ``work`` and the longest answers to them come to."""
+    most = service.hello.model.context_length
+    return sum(
+        options.n * min(most, len(ids) + (most if options.params.max_tokens is None else options.params.max_tokens))
+        for ids, options in work
+    )
 
 
 def request_rids(
