@@ -30,7 +30,7 @@ from bough.base.params import SamplingParams
 
 VOCAB = 1000
 CONTEXT = 1 << 20
-RAISE_IN_RECEIVE, REFUSE, RAISE_IN_STEP, HOLD, LOSE_DEVICE = 1, 2, 3, 4, 7
+RAISE_IN_RECEIVE, REFUSE, RAISE_IN_STEP, HOLD, LOSE_DEVICE = 1, 2, 3, 4, 997
 """First prompt ids that make the scheduler misbehave; HOLD is never served."""
 
 
