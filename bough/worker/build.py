@@ -99,7 +99,9 @@ def build_worker(
         runner = ModelRunner(model, context.attention, pool, context.adapters)
         if capture is not None and model.causal and context.capturable:
             attention = cast(CapturedAttention, context.attention)
-            runner.use(DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows))
+            adapted = context.adapters is not None and context.adapters.capturable
+            graphs = DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows, adapted)
+            runner.use(graphs)
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
     return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)

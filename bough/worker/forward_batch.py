@@ -65,6 +65,7 @@ class ForwardBatch:
         sample_rows: [S] int32 the rows themselves.
         host_q_start: [B + 1] ``q_start`` (host).
         adapters: [B] the place of each row's adapter, or NO_ADAPTER (host).
+        places: [B] int32 the same on the device, in a step that is captured for rows with adapters.
     """
 
     tokens: Tensor
@@ -74,6 +75,7 @@ class ForwardBatch:
     sample_rows: Tensor
     host_q_start: NDArray[np.int32]
     adapters: NDArray[np.int32]
+    places: Tensor | None = None
 
     @classmethod
     def from_plan(cls, plan: StepPlan, rows: DeviceRows) -> ForwardBatch:

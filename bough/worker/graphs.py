@@ -76,6 +76,7 @@ class DecodeGraphs:
         rows: DeviceRows,
         spare_loc: int,
         most: int,
+        adapted: bool = False,
     ) -> None:
         """Captures, largest first, so that smaller ones find their memory there.
 
@@ -86,20 +87,24 @@ class DecodeGraphs:
             rows: the tables; their last row is nobody's.
             spare_loc: a cell that is nobody's.
             most: rows of the largest step.
+            adapted: steps of rows with adapters are captured, too, apart from the others.
         """
         self._capture, self._attention, self._compute, self._rows = capture, attention, compute, rows
         self._spare_loc = spare_loc
         self.sizes = buckets(most)
-        self._graphs = {size: self._make(size) for size in reversed(self.sizes)}
+        kinds = (False, True) if adapted else (False,)
+        self._graphs = {(size, kind): self._make(size, kind) for size in reversed(self.sizes) for kind in kinds}
 
     def forward(self, plan: StepPlan) -> tuple[ForwardBatch, Tensor] | None:
         """The plan's batch and hidden states [B, D], valid until the next call; None for steps of other kinds."""
         n = len(plan.rows)
-        adapted = self._rows.adapter[plan.rows] != NO_ADAPTER
-        if len(plan.tokens) != n or n > self.sizes[-1] or adapted.any():
+        if len(plan.tokens) != n or n > self.sizes[-1]:
             return None
         size = self.sizes[np.searchsorted(self.sizes, n)]
-        graph, step = self._graphs[size], self._padded(plan, size)
+        graph = self._graphs.get((size, bool((self._rows.adapter[plan.rows] != NO_ADAPTER).any())))
+        if graph is None:
+            return None
+        step = self._padded(plan, size)
         fill(graph.whole, step.array)
         graph.room.fill(step.attention)
         graph.replay()
@@ -117,7 +122,7 @@ class DecodeGraphs:
             batch.sample_at, batch.sample_rows = at[chosen], batch.sample_rows[chosen]
         return batch, graph.hidden[:n]
 
-    def _make(self, size: int) -> _Graph:
+    def _make(self, size: int, adapted: bool) -> _Graph:
         device = self._rows.device
         none = np.zeros(0, np.int32)
         nobody = StepPlan(0, none, (), none, none, none, none, none, np.zeros(0, np.bool_))
@@ -130,6 +135,8 @@ class DecodeGraphs:
 
         def run() -> Tensor:
             batch = ForwardBatch.of(step, whole, self._rows)
+            if adapted:
+                batch.places = whole[sum(step.lengths) :]
             self._attention.plan_in(room, batch.attention)
             hidden = self._compute(batch)
             made.append((batch, hidden))
@@ -156,5 +163,6 @@ class DecodeGraphs:
         out_loc = filled(plan.out_loc, self._spare_loc)
         parts = rows, q_start, seq_len, start, out_loc, rows, filled(plan.tokens, 0)
         lengths = *(len(part) for part in parts), 0, 0
-        host = HostBatch(rows, q_start, seq_len, plan.shared)
-        return HostStep(np.concatenate(parts).astype(np.int32), lengths, host, np.zeros(0, np.intp))
+        # Behind the parts of every step, the rows' adapters; nobody's row has none.
+        array = np.concatenate((*parts, self._rows.adapter[rows])).astype(np.int32)
+        return HostStep(array, lengths, HostBatch(rows, q_start, seq_len, plan.shared), np.zeros(0, np.intp))

@@ -43,7 +43,9 @@ class ModelRunner:
 
     def compute(self, batch: ForwardBatch) -> Tensor:
         """Last hidden states [T, D] of a batch that attention is planned for."""
-        if self._adapters is not None:
+        if self._adapters is not None and batch.places is not None:
+            self._adapters.plan_captured(batch.places)
+        elif self._adapters is not None:
             self._adapters.plan(batch.adapters.tolist(), np.diff(batch.host_q_start).tolist())
         return self._model.forward(batch.tokens, self._pool.k, self._pool.v)
 

@@ -127,6 +127,8 @@ class Experts:
         self._fused = context.ops.experts(parts, (hidden_size, inner_size), clamp)
         # One after another, the host has to know which experts are used.
         context.capturable &= self._fused is not None
+        if context.adapters is not None:
+            context.adapters.capturable = False
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, D], ids int32 [T, k] and weights float32 [T, k] -> the weighted sum of the experts' outputs [T, D]."""

@@ -10,7 +10,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.base.plan import NO_ADAPTER
 from bough.device.ops.library import LinearParts
-from bough.device.ops.lora import LoraOp, Runs, Update, padded_rank
+from bough.device.ops.lora import CapturedLora, LoraOp, Runs, Update, padded_rank
 from bough.device.ops.registry import Ops
 
 Tensor = torch.Tensor
@@ -65,8 +65,10 @@ class AdaptedLayer:
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """``out`` [T, n_out] plus the updates of x [T, n_in], in place."""
-        runs = self._pool.runs
-        if runs is not None and self._places:
+        runs, captured = self._pool.runs, self._pool.captured
+        if captured is not None and isinstance(self.op, CapturedLora):
+            self.op.add(captured, x, out)
+        elif runs is not None and self._places:
             self.op(runs, x, out)
         return out
 
@@ -84,12 +86,16 @@ class AdapterPool:
     Attributes:
         runs: the tokens of the step that have an adapter; None where none has.
         places: [T] int64 the place of each token of the step, or NO_ADAPTER; None where none has.
+        captured: the same on the device, int32, in a step that is captured; None in others.
+        capturable: steps of rows with adapters can be.
     """
 
     def __init__(self, ops: Ops, dtype: torch.dtype, n_places: int) -> None:
         self.n_places = n_places
         self.runs: Runs | None = None
         self.places: Tensor | None = None
+        self.captured: Tensor | None = None
+        self.capturable = True
         self._ops, self._dtype = ops, dtype
         self._layers: list[AdaptedLayer] = []
         self._names: dict[str, None] = {}
@@ -99,6 +105,7 @@ class AdapterPool:
         """A linear layer of ``parts``, (projection, outputs), that adapters may change."""
         names, sizes = [name for name, _ in parts], [size for _, size in parts]
         op = self._ops.lora(sizes, n_in, self.n_places, self._dtype)
+        self.capturable &= isinstance(op, CapturedLora)
         layer = AdaptedLayer(self, op, names, sizes, n_in)
         self._layers.append(layer)
         self._names |= dict.fromkeys(names)
@@ -129,9 +136,13 @@ class AdapterPool:
     def plan(self, places: Sequence[int], counts: Sequence[int]) -> None:
         """Tell which adapter the rows of a step have, and how many tokens each computes."""
         self.runs = self._runs(places, counts)
-        self.places = None
+        self.places = self.captured = None
         if self.runs is not None:
             self.places = torch.tensor(places).repeat_interleave(torch.tensor(counts))
+
+    def plan_captured(self, places: Tensor) -> None:
+        """The same for a step of single tokens that is captured, whose ``places`` [T] are on the device."""
+        self.runs, self.places, self.captured = None, None, places
 
     def runs_of(self, places: Sequence[int]) -> Runs | None:
         """The runs of single tokens with these places; None if none has an adapter."""

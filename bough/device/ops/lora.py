@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -88,6 +88,16 @@ class LoraOp(Protocol):
 
     def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
         """Add the updates of the tokens of ``runs``, of x [T, n_in], to out [T, n_out], both contiguous."""
+        ...
+
+
+@runtime_checkable
+class CapturedLora(Protocol):
+    """A :class:`LoraOp` that steps of single tokens can be captured with."""
+
+    def add(self, places: Tensor, x: Tensor, out: Tensor) -> None:
+        """As :meth:`LoraOp.__call__` for ``places`` [T] int32 on the device, those of the tokens' adapters, or
+        NO_ADAPTER. What is launched depends on no number there, and on no adapter."""
         ...
 
 

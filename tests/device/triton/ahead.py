@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bough.device.ops.triton import attention, elementwise, experts, latent, linear, merge, rope, sampling
+from bough.device.ops.triton import attention, elementwise, experts, latent, linear, lora, merge, rope, sampling
 
 ARCHITECTURES = (80, 90)
 
@@ -92,6 +92,7 @@ def builds() -> Iterator[Build]:
     yield from linear_builds()
     yield from latent_builds()
     yield from expert_builds()
+    yield from lora_builds()
 
 
 def attention_builds() -> Iterator[Build]:
@@ -153,6 +154,22 @@ def latent_builds() -> Iterator[Build]:
         {"work": torch.int32, "partials": torch.float32, "stats": torch.float32, "sinks": torch.bfloat16,
          "out": torch.bfloat16},
         {"HEADS": 128, "DIM": 576, "BLOCK_D": 1024, "BLOCK_H": merge.HEADS, "SINKS": False},
+    )  # fmt: skip
+
+
+def lora_builds() -> Iterator[Build]:
+    bf16, i64, i32 = torch.bfloat16, torch.int64, torch.int32
+    yield Build(
+        "lora shrink", lora.shrink_kernel,
+        {"x": bf16, "places": i32, "table": i64, "inner": torch.float32, "n_in": "i32", "n_parts": "i32",
+         "most": "i32"},
+        {"BLOCK_R": lora.RANKS, "BLOCK_K": lora.INPUTS}, odd=("n_parts",),
+    )  # fmt: skip
+    yield Build(
+        "lora expand", lora.expand_kernel,
+        {"inner": torch.float32, "places": i32, "table": i64, "starts": i32, "out": bf16, "n_out": "i32",
+         "n_parts": "i32", "most": "i32"},
+        {"BLOCK_N": lora.OUTPUTS, "BLOCK_R": lora.MOST}, odd=("n_parts",),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,16 @@ import torch
 
 from bough.base.config import KVConfig
 from bough.base.params import SamplingParams
-from bough.base.plan import PositionLogprobs
+from bough.base.plan import NO_ADAPTER, PositionLogprobs
+from bough.device.layers.context import LayerContext
 from bough.device.layers.dummy import DummyContext
+from bough.device.lora.pool import AdapterPool
+from bough.weights.adapter import read_adapter
+from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.graphs import CudaCapture, buckets
 from tests.driving import Driver, device_parts, make_driver
+from tests.lora import TARGETS, write_adapter
 
 from .conftest import DEVICE
 
@@ -82,6 +88,41 @@ def test_a_model_through_triton_equals_the_reference(checkpoint: Path, kernels: 
             assert torch.allclose(torch.tensor(logprobs(a)), torch.tensor(logprobs(b)), atol=2e-4)
     if isinstance(how, Eager):
         assert how.replays == 4, "steps of decodes alone, of two and of three rows"
+
+
+def test_rows_with_adapters_in_captured_steps(checkpoint: Path, tmp_path: Path) -> None:
+    folders = [write_adapter(tmp_path / str(i), checkpoint, TARGETS[i:], 4 << i, seed=i) for i in range(2)]
+    found = []
+    for kernels, how in (("reference", None), ("triton", capture())):
+        ops, scheme, attention, dtype, device = device_parts(kernels, torch.float32)
+        pool, source = AdapterPool(ops, dtype, 2), open_checkpoint(checkpoint)
+        context = LayerContext(source, ops, scheme, attention, dtype, device, pool)
+        sizes = WorkerSizes(n_ids=1 << 20, context_length=64, n_rows=3)
+        built = build_worker(
+            source.config, context, sizes, KVConfig(pool_tokens=200), lambda: 1 << 40, capture=how
+        )  # fmt: skip
+        source.close()
+        for place, folder in enumerate(folders):
+            pool.install(place, read_adapter(folder))
+        driver = Driver(built.worker, built.pool_tokens)
+        seqs = [driver.add(row, [5 + row, 9, 3], LOGPROBS) for row in range(3)]
+        for seq, place in zip(seqs, (0, NO_ADAPTER, 1)):
+            seq.init = replace(seq.init, adapter=place)
+        driver.run(seqs, 4)
+        driver.release(seqs[0])
+        # The place is taken by another adapter, and the captured step finds it there.
+        pool.clear(0)
+        pool.install(0, read_adapter(folders[1]))
+        last = driver.add(0, [5, 9, 3], LOGPROBS)
+        last.init = replace(last.init, adapter=0)
+        driver.run([last, *seqs[1:]], 5)
+        found.append([*seqs, last])
+        if isinstance(how, Eager):
+            assert how.replays > 4
+    for mine, right in zip(found[1], found[0]):
+        assert mine.ids == right.ids
+        assert torch.allclose(torch.tensor(logprobs(mine.logprobs)), torch.tensor(logprobs(right.logprobs)), atol=2e-4)
+    assert found[0][0].ids != found[0][3].ids
 
 
 MIXTRAL = {

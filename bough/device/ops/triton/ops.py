@@ -13,12 +13,13 @@ from bough.device.ops.cells import Cells
 from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Scoring
-from bough.device.ops.lora import DenseLora, LoraOp
+from bough.device.ops.lora import LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import PackedApply
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
 from bough.device.ops.triton.experts import GroupedExperts
+from bough.device.ops.triton.lora import TritonLora
 from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
@@ -102,7 +103,7 @@ class TritonOps:
         return GroupedExperts([part[0] for part in dense], [part[1] for part in dense], sizes, clamp)
 
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
-        return DenseLora(self.linear, sizes, dtype)
+        return TritonLora(self.linear, sizes, n_places, dtype, self._device)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
