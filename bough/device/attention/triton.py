@@ -41,14 +41,16 @@ class TritonAttention:
         """Plan a step whose work lies, or will lie, in ``room``: nothing is copied where it was planned before."""
         self._batch, self._room = batch, room
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
-        batch = self.batch
-        return self._ops.rope_kv_write(qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, heads)
+    def write(
+        self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads, window: int = 0
+    ) -> Tensor:
+        _, out_loc = self.batch.locs(window)
+        return self._ops.rope_kv_write(qkv, cos_sin, self.batch.positions, out_loc, k_cache, v_cache, heads)
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         key = tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype), scoring.window
         work, sizes = self._work(key) if self._room is None else self._room.work(key)
-        return attend(q, k_cache, v_cache, self.batch.page_table, work, sizes, scoring)
+        return attend(q, k_cache, v_cache, self.batch.locs(scoring.window)[0], work, sizes, scoring)
 
     def _work(self, key: Key) -> tuple[Tensor, Sizes]:
         if key not in self._works:

@@ -118,7 +118,7 @@ class LayerStack:
         attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, None, shape.eps, shape.residual_scale, 0,
+            shape.hidden_size, shape.intermediate_size, None, None, None, shape.eps, shape.residual_scale, 0,
             final_norm.dtype != dtype, shape.gelu,
         )  # fmt: skip
 
@@ -147,6 +147,9 @@ class LayerStack:
         attention.rows, attention.q_start = batch.rows.data_ptr(), batch.q_start.data_ptr()
         attention.seq_len, attention.n_rows = batch.seq_len.data_ptr(), len(batch.rows)
         attention.threads = threads
+        call.window_table = call.window_loc = None
+        if batch.window is not None:
+            call.window_table, call.window_loc = (tensor.data_ptr() for tensor in batch.window)
         groups = batch.groups
         attention.n_groups = len(groups.tokens) if groups else 0
         if groups:
