@@ -152,7 +152,10 @@ class LLGuidance:
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
         pairs = [(matcher.native, row) for matcher, row in matchers if isinstance(matcher, LLMatcherState)]
-        llguidance.numpy.fill_next_token_bitmask_par(self._executor, pairs, bits)
+        if len(pairs) == 1:  # which needs no other thread to be woken
+            llguidance.numpy.fill_next_token_bitmask(pairs[0][0], bits, pairs[0][1])
+        else:
+            llguidance.numpy.fill_next_token_bitmask_par(self._executor, pairs, bits)
 
     def close(self) -> None:
         """End the threads; there is nothing outside this process."""

@@ -128,7 +128,9 @@ def create_app(service: Service) -> ASGIApp:
     """The whole application over ``service``. Raises ConfigError when a route declares no scope."""
     app = FastAPI(title="bough", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    install(app, _table(service, app), Keyring(service.config.serve).admit)
+    keys = Keyring(service.config.serve)
+    service.quota_of = keys.quota
+    install(app, _table(service, app), keys.admit)
     if service.config.serve.cors_origin:
         app.add_middleware(
             CORSMiddleware, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),

@@ -32,6 +32,7 @@ from bough.server.options import (
     about_request,
     check_ids,
     default_max_tokens,
+    most_tokens,
     openai_options,
     request_rids,
     sequence_rids,
@@ -144,7 +145,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     program = program_of(call.program, body.program)
     options = openai_options(service, call.engine, body, lengths, rids[0], program, cache_lease(body))
     options = shape.options(options)
-    service.admit(call.flight, sequence_rids([options]))
+    service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
     envelope = Response(
         id=response_id,
         object="chat.completion.chunk" if body.stream else "chat.completion",

@@ -51,6 +51,7 @@ class CpuOps:
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
         self._apply_bitmask = library.function("apply_bitmask")
+        self._masked_argmax = library.function("masked_argmax")
         self._sample = library.function("sample")
         self._logprobs = library.function("logprobs")
         self._linear = library.function("linear")
@@ -163,15 +164,14 @@ class CpuOps:
         return out
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        dtype, (n, vocab) = _dtype(logits), logits.shape
-        words = -(-vocab // 32)
-        _check(masks.shape == (len(rows), words) and rows.dim() == 1, "apply_bitmask", logits, masks, rows)
-        _check_ints("apply_bitmask", masks)
-        _check(rows.dtype == torch.int64 and rows.is_contiguous(), "apply_bitmask", rows)
-        if len(rows):
-            _check(0 <= int(rows.min()) and int(rows.max()) < n, "apply_bitmask", logits, masks, rows)
-        pointers = logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
-        self._apply_bitmask(dtype, *pointers, len(rows), vocab, torch.get_num_threads())
+        dtype, pointers = _dtype(logits), _masked("apply_bitmask", logits, masks, rows)
+        self._apply_bitmask(dtype, *pointers, len(rows), logits.shape[1], torch.get_num_threads())
+
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        dtype, pointers = _dtype(logits), _masked("masked_argmax", logits, masks, rows)
+        out = torch.empty(len(rows), dtype=torch.int64)
+        self._masked_argmax(dtype, *pointers, out.data_ptr(), len(rows), logits.shape[1], torch.get_num_threads())
+        return out
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         dtype, (n, vocab) = _dtype(logits), logits.shape
@@ -322,6 +322,17 @@ def _cells(k: Cells, v: Cells) -> tuple[int, int, int, int | None, int | None]:
     if isinstance(k, QuantizedCells) or isinstance(v, QuantizedCells):
         raise ValueError("either both keys and values are int8 or neither")
     return _code(k, v), k.data_ptr(), v.data_ptr(), None, None
+
+
+def _masked(op: str, logits: Tensor, masks: Tensor, rows: Tensor) -> tuple[int, int, int]:
+    """Addresses of ``logits`` [S, V], ``masks`` [R, ceil(V / 32)] and ``rows`` [R], which fit together."""
+    n, vocab = logits.shape
+    _check(masks.shape == (len(rows), -(-vocab // 32)) and rows.dim() == 1, op, logits, masks, rows)
+    _check_ints(op, masks)
+    _check(rows.dtype == torch.int64 and rows.is_contiguous(), op, rows)
+    if len(rows):
+        _check(0 <= int(rows.min()) and int(rows.max()) < n, op, logits, masks, rows)
+    return logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
 
 
 def _check_ints(op: str, *tensors: Tensor) -> None:

@@ -176,6 +176,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "apply_bitmask": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "masked_argmax": (None, (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "sample": (None, (c_int, c_void_p)),
     "logprobs": (None, (c_int, c_void_p)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
