@@ -72,4 +72,5 @@ class GptOss(Decoder):
         exponents = context.parameter(f"{name}_scales", groups)
         if {codes.dtype, exponents.dtype} != {torch.uint8} or n_in % GROUP:
             raise ConfigError(f"{name} is not MXFP4 with groups of {GROUP} inputs")
+        context.n_parameters += n_experts * n_in * n_out - codes.numel() - exponents.numel()
         return lambda e, outputs: MxFp4(codes[e, outputs], exponents[e, outputs], context.dtype)

@@ -103,9 +103,12 @@ class LatentAttention:
 def per_head(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, H, A] times weight [H, A, B] of each head -> [T, H, B], contiguous.
 
-    ROWS tokens at a time, so that a token's sums do not depend on how many there are.
+    ROWS tokens at a time, so that a token's sums do not depend on how many there are; bfloat16 on a GPU all at once, as
+    its other products are computed.
     """
     n = len(x)
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.bmm(x.transpose(0, 1), weight).transpose(0, 1).contiguous()
     out = x.new_empty(n, *weight.shape[::2])
     for first in range(0, n, ROWS):
         block = x[first : first + ROWS]
