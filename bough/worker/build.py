@@ -16,7 +16,7 @@ from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
 from bough.models.base import KVShape, Model
-from bough.models.registry import MODELS
+from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
 from bough.worker.graphs import Capture, DecodeGraphs
 from bough.worker.kv_pool import KVPool
@@ -91,7 +91,7 @@ def build_worker(
     # With overlap a sequence that has reached its end is computed once more, one position further.
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
-        model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
+        model = model_class(model_type)(config, context, sizes.n_ids, n_positions)
         shape = model.kv_shape
         if kv.kv_dtype != "auto":
             shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
