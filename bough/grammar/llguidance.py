@@ -34,6 +34,15 @@ SPACING: dict[str, JsonCompileOptions] = {
     "free": {"whitespace_flexible": True},
 }
 
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_CHARACTER}{{1,{n}}}" for n in (2, 4, 6, 8, 10, 14, 18, 24, 30)),
+    f"{_CHARACTER}+",
+)
+"""Sets of tokens that are let through as a whole where all of them fit. The library's own stop at 10 and 30 characters,
+between which strings with a maxLength lie for most of their tokens: their masks take a fifth of the time with these."""
+
 BASE_BYTES, BYTES_PER_BYTE = 64 << 10, 16
 """Estimated memory of a template: a constant, and so much for each byte of its grammar."""
 
@@ -110,7 +119,7 @@ class LLGuidance:
         """Raises ValueError for a tokenizer that the library cannot read."""
         self._vocabulary = vocabulary
         self._text = LLTokenizer(vocabulary.json, vocabulary.size, list(vocabulary.eos_ids))
-        self._json = self._text.with_slices(LLTokenizer.json_slices())
+        self._json = self._text.with_slices(list(SLICES))
         # With the default bound on items a schema of more than some 500 optional properties compiles, and fails at its
         # first string. The other bounds keep a compile at about a second, most masks at some 20 ms and what is forced
         # at one time below 100 ms.
