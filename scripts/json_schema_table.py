@@ -21,6 +21,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS
 from bough.grammar.admission import check_constraint
 from bough.grammar.base import BACKENDS, Backend, Template, Vocabulary
+from bough.text.decoding import BYTE_OF_CHAR
 
 INTRODUCTION = """# JSON Schema
 
@@ -70,21 +71,12 @@ class Row:
 
 def backend(name: str) -> Backend:
     """The one of that name with a vocabulary of the 256 bytes and an end, so that every text has one tokenization."""
-    alphabet = _alphabet()
-    tokenizer = Tokenizer(models.BPE(vocab={**alphabet, "<end>": EOS}, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={**BYTE_OF_CHAR, "<end>": EOS}, merges=[]))
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     vocabulary = Vocabulary(tokenizer.to_str(), EOS + 1, (EOS,), {"<end>": EOS}, EOS + 1, lambda token: bytes([token]))
     return BACKENDS.get(name)(vocabulary)
-
-
-def _alphabet() -> dict[str, int]:
-    """The letter that stands for each byte in byte-level vocabularies, as GPT-2 wrote them."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    letters = {chr(byte): byte for byte in shown}
-    return letters | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
 def suite(source: Path) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
@@ -131,14 +123,14 @@ def measure(source: Path, name: str = "llguidance") -> dict[str, dict[str, Row]]
                 continue
             for test in case["tests"]:
                 accepts = any(_accepts(template, text) for text in _texts(test["data"]))
-                name = f"{case['description']}: {test['description']}"
+                hole = f"{case['description']}: {test['description']}"
                 if test["valid"]:
                     row.valid += 1
                     row.accepted += accepts
                 else:
                     row.invalid += 1
                     row.rejected += not accepts
-                    row.holes += [name] if accepts else []
+                    row.holes += [hole] if accepts else []
     strict.close()
     return found
 

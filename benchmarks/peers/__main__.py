@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers.engines import DEFAULT_PEERS, PEERS, Engine, Settings, bough
@@ -93,10 +94,7 @@ def _engines(arguments: argparse.Namespace) -> list[Engine]:
     if arguments.bough == ["none"]:
         return []
     named = [item.partition("=") for item in arguments.bough or [str(ROOT)]]
-    return [
-        bough(name if tree else "bough", Path(tree or name).expanduser().resolve())
-        for name, _, tree in named
-    ]  # fmt: skip
+    return [bough(name if tree else "bough", Path(tree or name).expanduser().resolve()) for name, _, tree in named]
 
 
 def _rows(patterns: str | None) -> list[Row]:
@@ -104,8 +102,6 @@ def _rows(patterns: str | None) -> list[Row]:
 
 
 def _run(arguments: argparse.Namespace, home: Home) -> int:
-    import dataclasses
-
     from benchmarks.peers.report import markdown
     from benchmarks.peers.run import Plan, run
 
@@ -113,7 +109,7 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
     engines = [*_engines(arguments), *peers]
     if arguments.formats:
         kept = arguments.formats.split(",")
-        engines = [dataclasses.replace(e, formats=tuple(f for f in e.formats if f in kept)) for e in engines]
+        engines = [replace(e, formats=tuple(f for f in e.formats if f in kept)) for e in engines]
     plan = Plan(
         rows=_rows(arguments.rows),
         engines=engines,

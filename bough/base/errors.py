@@ -77,3 +77,9 @@ class EngineError(BoughError):
     """The engine failed while it computed this request (HTTP 500); other requests go on."""
 
     code = "engine_error"
+
+
+class DeviceLost(BoughError):
+    """The device cannot be used by this process any more; only a new process can."""
+
+    code = "device_lost"

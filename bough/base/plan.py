@@ -171,7 +171,10 @@ class Pending(Protocol):
     """A step that was launched and not awaited."""
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises whatever the shared forward raised; row errors are in ``failed``."""
+        """Wait for the step. Raises whatever the shared forward raised; row errors are in ``failed``.
+
+        DeviceLost where no later step can succeed either: whoever waits has to end the process.
+        """
         ...
 
 

@@ -184,10 +184,9 @@ def _files() -> Finding:
 
 
 def _model() -> Finding:
-    from bough.weights import embedded
+    from bough.weights.embedded import DEFAULT, FILE
 
-    path = embedded.cache_folder() / f"{embedded.PACKAGE}-{embedded.VERSION}" / embedded.FILE
-    if path.is_file() and path.stat().st_size == embedded.BYTES:
-        return Finding("default model", "ok", str(path))
-    size = f"{embedded.WHEEL_BYTES / 1e6:.0f} MB"
+    if DEFAULT.present:
+        return Finding("default model", "ok", str(DEFAULT.folder / FILE.name))
+    size = f"{DEFAULT.wheel_bytes / 1e6:.0f} MB"
     return Finding("default model", "ok", f"not on this machine; the first use fetches {size} with pip")

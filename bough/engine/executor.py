@@ -7,7 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from bough.base.errors import DeviceLost
 from bough.base.plan import Executor, Masks, StepPlan, StepResult
+from bough.device.platform.cuda import lost
 from bough.worker.build import BuiltWorker
 from bough.worker.worker import ForwardHandle, Launched, Worker
 
@@ -71,16 +73,21 @@ class _Step:
     launched: Launched | Exception
 
     def result(self) -> StepResult:
-        if isinstance(self.launched, Exception):
-            raise self.launched
-        return self.worker.finish(self.launched)
+        try:
+            if isinstance(self.launched, Exception):
+                raise self.launched
+            return self.worker.finish(self.launched)
+        except Exception as error:
+            if lost(error):
+                raise DeviceLost(f"the GPU cannot be used any more: {str(error).splitlines()[0]}") from error
+            raise
 
 
 class StreamExecutor:
     """One worker on a device that computes by itself: launches do not wait, so no thread has to.
 
     A step is waited for where its result is asked for, and then only for its own tokens, which have travelled to the
-    host while later steps compute.
+    host while later steps compute. Errors after which the device is of no use to the process are raised as DeviceLost.
 
     Attributes:
         built: the worker, and what its making found out.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bough.base import log
 from bough.base.config import Config
+from bough.base.errors import DeviceLost
 from bough.engine.launch import EXIT_FAILED, Launch
 from bough.engine.openmp import wait_briefly
 
@@ -59,6 +60,9 @@ def main(build: Callable[[Config], Core] = build_engine) -> int:
     launch.ready()
     try:
         driver.run()
+    except DeviceLost as error:
+        logger.error("%s; this process ends, to be started again", error.message, exc_info=error.__cause__)
+        return EXIT_FAILED
     except Exception as error:
         logger.error("the engine failed", exc_info=error)
         return EXIT_FAILED

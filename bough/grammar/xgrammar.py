@@ -4,24 +4,18 @@ Its compiles take a hundred times longer than llguidance's and cannot be interru
 lets others pass without a word, and its masks allow every tokenization, so that nothing but the end of an answer is
 forced. So it gets what it is known to enforce exactly, and everything else goes to llguidance.
 
-This module is also the child's program: it reads a vocabulary and then one job after the other from its standard
-input, and forks for each, so that a compile that runs out of its share of time or memory ends alone.
+The child's program is :mod:`bough.grammar.xgrammar_child`.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import resource
-import signal
-import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -32,7 +26,16 @@ from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Template, Vocabulary
 from bough.grammar.llguidance import LLGuidance
-from bough.grammar.structural import Tags, parse_tags
+from bough.grammar.structural import parse_tags
+from bough.grammar.xgrammar_child import (
+    COMPILE_SECONDS,
+    SEPARATORS,
+    Result,
+    Start,
+    read_message,
+    tokenizer_info,
+    write_message,
+)
 
 if TYPE_CHECKING:
     import xgrammar as library
@@ -40,18 +43,7 @@ if TYPE_CHECKING:
 if find_spec("xgrammar") is None:
     raise ConfigError("this grammar backend needs the package xgrammar: pip install 'bough[xgrammar]'")
 
-COMMAND = (sys.executable, "-P", "-m", "bough.grammar.xgrammar")
-
-COMPILE_SECONDS = 5
-"""Of processor time for one compile; refused beyond that."""
-WAIT_SECONDS = 30
-"""Of any time. A machine that is this busy is no fault of the constraint's."""
-COMPILE_BYTES = 1 << 30
-"""Of memory beyond what the child has before."""
-LARGEST_BYTES = 64 << 20
-"""Of one compiled constraint, written down."""
-
-SEPARATORS = {"fixed": (", ", ": "), "compact": (",", ":")}
+COMMAND = (sys.executable, "-P", "-m", "bough.grammar.xgrammar_child")
 
 ANNOTATIONS = frozenset(("$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated",
                          "readOnly", "writeOnly"))  # fmt: skip
@@ -72,31 +64,6 @@ _SAFE_PATTERN = re.compile(
     r"\\[\-\]\\.])+\])*"
 )
 """Regular expressions that mean the same everywhere: ASCII, classes without names or negation, groups, repeats."""
-
-_LENGTH = struct.Struct("<I")
-
-
-class Start(msgspec.Struct):
-    """What the child is told first. Tokens of the tokenizer as bytes, special ones empty; see COMPILE_SECONDS."""
-
-    tokens: list[bytes]
-    size: int
-    eos_ids: list[int]
-    seconds: int
-
-
-class Job(msgspec.Struct):
-    """A constraint to compile."""
-
-    constraint: Constraint
-
-
-class Result(msgspec.Struct):
-    """A compiled constraint as the library writes it, or why there is none."""
-
-    compiled: str = ""
-    refused: str = ""
-    failed: str = ""
 
 
 class XGMatcher:
@@ -168,7 +135,7 @@ class XGrammar:
         self._start = _start_of(vocabulary, seconds)
         self._vocabulary = vocabulary
         self._words = -(-vocabulary.size // WORD)
-        self._info = _info(self._start)
+        self._info = tokenizer_info(self._start)
         self._batch = library.BatchGrammarMatcher(max_threads=1)
         self._general = LLGuidance(vocabulary)
         self._child: subprocess.Popen[bytes] | None = None
@@ -217,8 +184,8 @@ class XGrammar:
             try:
                 child = self._running()
                 assert child.stdin is not None and child.stdout is not None
-                _write(child.stdin, Job(constraint))
-                return msgspec.msgpack.decode(_read(child.stdout), type=Result)
+                write_message(child.stdin, constraint)
+                return msgspec.msgpack.decode(read_message(child.stdout), type=Result)
             except (OSError, EOFError):
                 self._end()
                 return Result(failed="the process that compiles has ended")
@@ -230,7 +197,7 @@ class XGrammar:
                 COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, process_group=0
             )
             assert self._child.stdin is not None
-            _write(self._child.stdin, self._start)
+            write_message(self._child.stdin, self._start)
         if self._child is None:
             raise EOFError
         return self._child
@@ -240,6 +207,13 @@ class XGrammar:
             with self._child as child:
                 child.kill()
             self._child = None
+
+
+def _start_of(vocabulary: Vocabulary, seconds: int) -> Start:
+    special = frozenset(vocabulary.special.values())
+    known = range(min(vocabulary.n_tokens, vocabulary.size))
+    tokens = [b"" if token in special else vocabulary.token_bytes(token) for token in known]
+    return Start(tokens, vocabulary.size, list(vocabulary.eos_ids), seconds)
 
 
 def expressible(constraint: Constraint, special: Mapping[str, int]) -> bool:
@@ -301,151 +275,3 @@ def _plain_pattern(node: Mapping[str, Any], words: frozenset[str] | set[str]) ->
         return False
     inner = pattern[1:-1]
     return pattern[:1] == "^" and pattern[-1:] == "$" and "|" not in inner and bool(_SAFE_PATTERN.fullmatch(inner))
-
-
-# -- both processes -------------------------------------------------------------------------------------
-
-
-def _start_of(vocabulary: Vocabulary, seconds: int) -> Start:
-    special = frozenset(vocabulary.special.values())
-    known = range(min(vocabulary.n_tokens, vocabulary.size))
-    tokens = [b"" if token in special else vocabulary.token_bytes(token) for token in known]
-    return Start(tokens, vocabulary.size, list(vocabulary.eos_ids), seconds)
-
-
-def _info(start: Start) -> library.TokenizerInfo:
-    import xgrammar as library
-
-    return library.TokenizerInfo(
-        start.tokens, library.VocabType.RAW, vocab_size=start.size, stop_token_ids=start.eos_ids
-    )
-
-
-def _write(stream: IO[bytes], message: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> bytes:
-    """One message. Raises EOFError where the stream has ended."""
-    head = stream.read(_LENGTH.size)
-    data = stream.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
-    if not data:
-        raise EOFError
-    return data
-
-
-# -- the child ------------------------------------------------------------------------------------------
-
-
-def main() -> None:
-    """Serve compiles until standard input ends."""
-    source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    import xgrammar as library
-
-    try:
-        start = msgspec.msgpack.decode(_read(source), type=Start)
-        compiler = library.GrammarCompiler(_info(start), max_threads=1, cache_enabled=False)
-        while True:
-            job = msgspec.msgpack.decode(_read(source), type=Job)
-            _write(sink, _apart(compiler, job.constraint, start.seconds))
-    except EOFError:
-        return
-
-
-def _apart(compiler: library.GrammarCompiler, constraint: Constraint, seconds: int) -> Result:
-    """Compile ``constraint`` in a process that is forked for it."""
-    there, here = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(there)
-        _bound(seconds)
-        with os.fdopen(here, "wb") as stream:
-            stream.write(msgspec.msgpack.encode(_compile(compiler, constraint)))
-        os._exit(0)
-    os.close(here)
-    with os.fdopen(there, "rb") as answers:
-        data = answers.read()
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        if os.WTERMSIG(status) == signal.SIGALRM:
-            return Result(failed=f"the compile did not end within {WAIT_SECONDS} seconds")
-        return Result(refused="the compile takes too much time or memory")
-    return msgspec.msgpack.decode(data, type=Result)
-
-
-def _bound(seconds: int) -> None:
-    """Give this process its share of time and memory."""
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + COMPILE_BYTES, used + COMPILE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(WAIT_SECONDS)
-    os.nice(19)
-
-
-def _compile(compiler: library.GrammarCompiler, constraint: Constraint) -> Result:
-    try:
-        text = _native(compiler, constraint).serialize_json()
-    except MemoryError:
-        return Result(refused="the compile takes too much memory")
-    except Exception as error:  # the library raises RuntimeError for whatever it does not like
-        return Result(refused=" ".join(str(error).split())[:500])
-    if len(text) > LARGEST_BYTES:
-        return Result(refused=f"compiled, it has {len(text)} bytes; at most {LARGEST_BYTES} are allowed")
-    return Result(compiled=text)
-
-
-def _native(compiler: library.GrammarCompiler, constraint: Constraint) -> library.CompiledGrammar:
-    import xgrammar as library
-
-    separators = SEPARATORS.get(constraint.whitespace)
-    match constraint.kind:
-        case "json_schema":
-            return compiler.compile_json_schema(
-                constraint.text, any_whitespace=False, separators=separators, strict_mode=False
-            )
-        case "regex":
-            return compiler.compile_regex(constraint.text)
-        case "choice":
-            choices = " | ".join(_quoted(choice) for choice in parse(constraint))
-            return compiler.compile_grammar(f"root ::= {choices}")
-    tags = parse_tags(constraint)
-    contents = [
-        str(
-            library.Grammar.from_json_schema(
-                json.dumps(s.schema), any_whitespace=False, separators=separators, strict_mode=False
-            )
-        )
-        for s in tags.structures
-    ]
-    return compiler.compile_structural_tag(_format(tags, contents))
-
-
-def _format(tags: Tags, contents: list[str]) -> dict[str, Any]:
-    """``tags`` as the library's structural tag, ``contents`` being the grammars of its structures."""
-    return {
-        "type": "structural_tag",
-        "format": {
-            "type": "triggered_tags",
-            "triggers": tags.triggers,
-            "tags": [
-                {"type": "tag", "begin": s.begin, "content": {"type": "grammar", "grammar": content}, "end": s.end}
-                for s, content in zip(tags.structures, contents, strict=True)
-            ],
-            "at_least_one": tags.at_least_one,
-            "stop_after_first": tags.stop_after_first,
-        },
-    }
-
-
-def _quoted(text: str) -> str:
-    """A literal in the library's EBNF."""
-    return '"' + "".join(c if c.isalnum() else f"\\U{ord(c):08x}" for c in text) + '"'
-
-
-if __name__ == "__main__":
-    main()

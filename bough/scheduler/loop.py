@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import structs
 
 from bough.base.config import ScheduleConfig
-from bough.base.errors import BoughError, InvalidRequest, Overloaded
+from bough.base.errors import BoughError, DeviceLost, InvalidRequest, Overloaded
 from bough.base.limits import Limits
 from bough.base.messages import (
     Abort,
@@ -185,6 +185,8 @@ class Scheduler:
     def _commit(self, flight: Flight, pending: Pending) -> None:
         try:
             result = pending.result()
+        except DeviceLost:
+            raise
         except Exception:
             log.exception("step %d failed", flight.plan.step)
             self._recover(flight)
@@ -388,6 +390,8 @@ class Scheduler:
             affected |= {req.order: req for req in later.reqs if req.row >= 0}
             try:
                 pending.result()
+            except DeviceLost:
+                raise
             except Exception as error:
                 log.warning("step %d, launched behind the failed one, failed too: %s", later.plan.step, error)
         rows = self._rows

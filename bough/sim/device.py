@@ -8,7 +8,8 @@ cell changes a token, at the very position, and comparing tokens with :func:`ora
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,12 +68,23 @@ class _Row:
     last: int = 0
 
 
+class FailedAfterWrite(Exception):
+    """A fault raises it for a forward that fails when its cells are written."""
+
+
 @dataclass(slots=True)
 class Launched:
-    """A step of the fake device: computed when it was launched, read when it is committed."""
+    """A step of the fake device, and what the host was asked about it when it was launched.
+
+    Attributes:
+        roots: first state of each row that enters.
+        failed: the plan indices that fail alone, or why the forward fails.
+        outcome: None until it was sampled, or failed.
+    """
 
     plan: StepPlan
-    failed: dict[int, str]
+    roots: dict[int, int]
+    failed: dict[int, str] | Exception
     outcome: StepResult | Exception | None = None
 
     def result(self) -> StepResult:
@@ -112,28 +124,48 @@ class FakeDevice:
         self._rows: dict[int, _Row] = {}
 
     def forward(self, plan: StepPlan) -> Launched:
+        launched = self.order(plan)
+        self.compute(launched)
+        return launched
+
+    def order(self, plan: StepPlan) -> Launched:
+        """``plan``, yet to be computed, with all that depends on the host at this moment."""
+        roots = {init.row: self._root(init) for init in plan.admitted}
+        try:
+            return Launched(plan, roots, self._fault(plan))
+        except Exception as error:
+            return Launched(plan, roots, error)
+
+    def compute(self, launched: Launched) -> None:
+        """The forward of what was ordered."""
         self.steps += 1
+        plan = launched.plan
         for row in plan.released.tolist():
             del self._rows[row]
             self.page_table[row] = -1
         for init in plan.admitted:
             if init.row in self._rows:
                 raise AssertionError(f"row {init.row} was admitted while it was taken")
-            self._rows[init.row] = _Row(init, self._root(init))
+            self._rows[init.row] = _Row(init, launched.roots[init.row])
             self.page_table[init.row, : len(init.prefix_locs)] = init.prefix_locs
         self._enter_locs(plan)
         self._check_shared(plan)
-        try:
-            failed = self._fault(plan)
-        except Exception as error:
-            return Launched(plan, {}, error)
-        self._write(plan)
-        return Launched(plan, failed)
+        if isinstance(launched.failed, Exception):
+            launched.outcome = launched.failed
+        if launched.outcome is None or isinstance(launched.failed, FailedAfterWrite):
+            self._write(plan)
 
     def sample(self, forward: Launched, masks: Masks | None = None) -> Launched:
-        if forward.outcome is None:
+        if not isinstance(forward.failed, Exception):
             forward.outcome = self._sample(forward.plan, forward.failed, masks)
         return forward
+
+    def copy(self) -> FakeDevice:
+        """Another device in the same state."""
+        twin = copy(self)
+        twin.cells, twin.page_table = self.cells.copy(), self.page_table.copy()
+        twin._rows = {row: replace(held) for row, held in self._rows.items()}
+        return twin
 
     def shutdown(self) -> None:
         self._rows.clear()

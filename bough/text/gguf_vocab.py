@@ -1,8 +1,9 @@
 """Builds a tokenizer from the metadata of a GGUF file.
 
-Two kinds are served: ``gpt2``, a byte-level BPE with merges and a named way of cutting text into words, and
-``llama``, a sentencepiece BPE whose merges follow from the scores of its pieces, with byte fallback.
-The format is that of the GGUF specification and of llama.cpp.
+Three kinds are served: ``gpt2``, a byte-level BPE with merges and a named way of cutting text into words, ``llama``, a
+sentencepiece BPE whose merges follow from the scores of its pieces, and ``t5``, a sentencepiece unigram model (Kudo
+2018), both with byte fallback where the vocabulary has bytes. The format is that of the GGUF specification and of
+llama.cpp.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
 from bough.base.errors import ConfigError
-from bough.text.hf_vocab import Vocabulary
+from bough.text.vocabulary import Vocabulary
 from bough.text.word_split import word_split
 
 _PREFIX = "tokenizer.ggml."
@@ -36,14 +37,14 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """
     data = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     kind = data.get("model")
-    if kind not in ("gpt2", "llama"):
-        raise ConfigError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2 and llama are")
+    if kind not in ("gpt2", "llama", "t5"):
+        raise ConfigError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2, llama and t5 are")
     tokens = [str(token) for token in data.get("tokens", ())]
     types = [int(value) for value in data.get("token_type", ())] or [_NORMAL] * len(tokens)
     if not tokens or len(types) != len(tokens):
         raise ConfigError("the GGUF file's tokens and token types do not match")
     try:
-        tokenizer = _build_gpt2(data, tokens) if kind == "gpt2" else _build_llama(data, tokens, types)
+        tokenizer = _build_gpt2(data, tokens) if kind == "gpt2" else _build_spm(data, tokens, types, kind)
     except ConfigError:
         raise
     except Exception as error:  # the library raises nothing narrower
@@ -69,30 +70,47 @@ def _build_gpt2(data: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokeni
     return tokenizer
 
 
-def _build_llama(data: Mapping[str, Any], tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+def _build_spm(data: Mapping[str, Any], tokens: list[str], types: list[int], kind: str) -> tokenizers.Tokenizer:
     scores = [float(score) for score in data.get("scores", ())]
     if len(scores) != len(tokens):
         raise ConfigError("the GGUF file's tokens and scores do not match")
-    vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    unknown = _special_id(data, "unknown_token_id", tokens)
-    model = models.BPE(
-        vocab=vocab,
-        merges=_merges_from_scores(tokens, types, scores),
-        unk_token=None if unknown is None else tokens[unknown],
-        fuse_unk=True,
-        byte_fallback=True,
-    )
+    unknown, has_bytes = _special_id(data, "unknown_token_id", tokens), _BYTE in types
+    if kind == "t5":
+        model: Any = models.Unigram(list(zip(tokens, _free_scores(types, scores))), unknown, has_bytes)
+    else:
+        model = models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=_merges_from_scores(tokens, types, scores),
+            unk_token=None if unknown is None else tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=has_bytes,
+        )
     tokenizer = tokenizers.Tokenizer(model)
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
     strip: list[Any] = []
     if data.get("add_space_prefix", True):
         steps.insert(0, normalizers.Prepend("▁"))
         strip.append(decoders.Strip(" ", 1, 0))
+    if data.get("remove_extra_whitespaces", False):
+        steps.insert(0, normalizers.Replace(Regex(_EXTRA_SPACES), ""))
+    if len(charsmap := bytes(data.get("precompiled_charsmap", b""))):
+        steps.insert(0, normalizers.Precompiled(charsmap))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
     return tokenizer
+
+
+_EXTRA_SPACES = r"^ +|(?<= ) +| +$"
+
+
+def _free_scores(types: list[int], scores: list[float]) -> list[float]:
+    """Scores with which only ordinary pieces, and what a user defined, are ever chosen."""
+    return [score if kind in (_NORMAL, _USER) else _NEVER for kind, score in zip(types, scores, strict=True)]
+
+
+_NEVER = -1e6
 
 
 def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:
@@ -124,7 +142,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: list[
 
 def _set_frame(tokenizer: tokenizers.Tokenizer, data: Mapping[str, Any], tokens: list[str], kind: str) -> None:
     """Tokens put around a text with ``add_special``."""
-    by_default = kind == "llama" or data.get("pre") in _BEGINS_BY_DEFAULT
+    by_default = kind != "gpt2" or data.get("pre") in _BEGINS_BY_DEFAULT
     frame, named = ["$A"], []
     bos, eos = _special_id(data, "bos_token_id", tokens), _special_id(data, "eos_token_id", tokens)
     if bos is not None and data.get("add_bos_token", by_default):

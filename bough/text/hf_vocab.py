@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +11,24 @@ import tokenizers
 from tokenizers import AddedToken
 
 from bough.base.errors import ConfigError
+from bough.text.gguf_vocab import build_from_gguf
+from bough.text.rank_file import is_rank_file, rank_metadata
+from bough.text.spm_file import spm_metadata
+from bough.text.vocabulary import Vocabulary
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A built tokenizer and the facts that it does not hold itself.
-
-    Attributes:
-        tokenizer: ready to encode.
-        eos_ids: ids that end a sequence, the model's main one first.
-        bos_id: id that begins one, or None.
-        unknown_id: id that stands for text outside the vocabulary, or None.
-    """
-
-    tokenizer: tokenizers.Tokenizer
-    eos_ids: tuple[int, ...]
-    bos_id: int | None
-    unknown_id: int | None
 
 
 def read_folder(folder: Path) -> Vocabulary:
     """Read tokenizer.json, tokenizer_config.json, special_tokens_map.json and generation_config.json.
 
-    End-of-sequence ids come from generation_config.json, config.json and the tokenizer's ``eos_token``,
-    in this order. Raises ConfigError when tokenizer.json is missing or broken.
+    Without a tokenizer.json the vocabulary is sentencepiece's ``.model`` or a tiktoken file. End-of-sequence ids
+    come from generation_config.json, config.json and the tokenizer's ``eos_token``, in this order. Raises ConfigError
+    when the vocabulary is missing or broken.
     """
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; bough needs the model's fast tokenizer")
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"{path} is not a valid tokenizer: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
     config = read_json(folder / "tokenizer_config.json")
+    found = _vocabulary(folder, config)
+    tokenizer = found.tokenizer
     names = {**read_json(folder / "special_tokens_map.json"), **config}
     _add_missing(tokenizer, names)
     ids = {name: _id_of(tokenizer, names.get(name)) for name in _NAMED}
@@ -57,7 +37,33 @@ def read_folder(folder: Path) -> Vocabulary:
         eos.update(dict.fromkeys(_ids_in(read_json(folder / file).get("eos_token_id"), folder / file)))
     if ids["eos_token"] is not None:
         eos[ids["eos_token"]] = None
-    return Vocabulary(tokenizer, tuple(eos), ids["bos_token"], ids["unk_token"])
+    bos, unknown = ids["bos_token"], ids["unk_token"]
+    return Vocabulary(
+        tokenizer,
+        tuple(eos) or found.eos_ids,
+        found.bos_id if bos is None else bos,
+        found.unknown_id if unknown is None else unknown,
+    )
+
+
+def _vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
+    """What the folder's vocabulary file tells."""
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        try:
+            tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"{path} is not a valid tokenizer: {error}") from error
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return Vocabulary(tokenizer, (), None, None)
+    files = [file for pattern in ("tokenizer.model", "*.model", "*.tiktoken") for file in sorted(folder.glob(pattern))]
+    if not files:
+        raise ConfigError(f"{folder} has no tokenizer.json, nor a sentencepiece or tiktoken file")
+    if is_rank_file(files[0]):
+        return build_from_gguf(rank_metadata(files[0]))
+    frame = {f"tokenizer.ggml.{key}": config[key] for key in ("add_bos_token", "add_eos_token") if key in config}
+    return build_from_gguf({**spm_metadata(files[0]), **frame})
 
 
 def read_json(path: Path) -> dict[str, Any]:

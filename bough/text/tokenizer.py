@@ -18,8 +18,9 @@ from tokenizers import models
 from bough.base.errors import ConfigError, InvalidRequest
 from bough.text.decoding import BYTE_OF_CHAR, read_decode_rule
 from bough.text.gguf_vocab import build_from_gguf
-from bough.text.hf_vocab import Vocabulary, read_folder
+from bough.text.hf_vocab import read_folder
 from bough.text.marking import MarkedText
+from bough.text.vocabulary import Vocabulary
 
 _CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 

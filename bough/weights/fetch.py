@@ -18,7 +18,7 @@ from bough.weights.safetensors import refusal
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./-]+\.gguf))?")
 
-_WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt", "vocab.txt"]
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt"]
 # Other copies of the same weights, in folders (onnx/, original/) or in Mistral's own layout.
 _UNWANTED = ["*/*", "consolidated*"]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bough.base.errors import ConfigError
-from bough.weights.blocks import FORMATS, OTHER_TYPES, BlockFormat, decode_into
+from bough.weights.blocks import BlockFormat, decode_into
+from bough.weights.formats import FORMATS, OTHER_TYPES
 from bough.weights.mapped import MappedFile
 
 if TYPE_CHECKING:
@@ -152,27 +153,30 @@ class GgufFile:
             self._file.close()
             raise ConfigError(f"{path} is not a usable GGUF file: {error}") from error
 
-    def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor: read-only uint8 [nbytes], a view of the mapped file (not valid after close)."""
+    def part(self, name: str, index: int | None = None) -> TensorInfo:
+        """Where a tensor lies, or the ``index``-th of what its first dimension counts."""
         info = self.tensors[name]
-        return self._file.view(info.start, info.nbytes)
+        if index is None:
+            return info
+        nbytes = info.nbytes // info.shape[0]
+        return replace(info, shape=info.shape[1:], start=info.start + index * nbytes, nbytes=nbytes)
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor of ``dtype`` with the decoded values, shape as in ``tensors[name]``."""
+    def tensor(self, name: str, dtype: torch.dtype, index: int | None = None) -> torch.Tensor:
+        """A new tensor of ``dtype`` with the decoded values of :meth:`part`."""
         import torch  # slow, and not needed by those who only read the metadata
 
-        info = self.tensors[name]
+        info = self.part(name, index)
         out = torch.empty(info.shape, dtype=dtype)
-        decode_into(out, self.raw(name), info.format)
+        decode_into(out, self._file.view(info.start, info.nbytes), info.format)
         self._file.forget(info.start, info.nbytes)
         return out
 
-    def rows(self, name: str) -> torch.Tensor:
-        """A copy of the bytes of a tensor of two dimensions, uint8 [rows, bytes of a row]."""
+    def rows(self, name: str, index: int | None = None) -> torch.Tensor:
+        """A copy of the bytes of :meth:`part`, of two dimensions: uint8 [rows, bytes of a row]."""
         import torch  # slow, and not needed by those who only read the metadata
 
-        info = self.tensors[name]
-        rows = torch.from_numpy(self.raw(name).copy()).view(info.shape[0], -1)
+        info = self.part(name, index)
+        rows = torch.from_numpy(self._file.view(info.start, info.nbytes).copy()).view(info.shape[0], -1)
         self._file.forget(info.start, info.nbytes)
         return rows
 

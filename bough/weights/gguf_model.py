@@ -1,125 +1,91 @@
 """GGUF metadata and tensor names in the terms of a Hugging Face folder.
 
-Three things differ between the two worlds, and all of them end here: parameter names, configuration
-keys, and, for the ``llama`` architecture, the order of the rows of the query and key projections.
-llama.cpp rotates neighbouring pairs of a head's dimensions and stores the rows so that this is right;
-Hugging Face rotates dimension i with i + head_dim / 2. :func:`restore_rows` goes back to the latter.
+Some things differ between the two worlds, and all of them end here and in :mod:`bough.weights.gguf_families`: parameter
+names, configuration keys, experts of a layer in one tensor, Gemma's norms, which are larger by 1, and, for some
+architectures, the order of the rows of the query and key projections. llama.cpp rotates neighbouring pairs of a head's
+dimensions and stores the rows so that this is right; Hugging Face rotates dimension i with i + head_dim / 2.
+:func:`restore_rows` goes back to the latter.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from bough.base.errors import ConfigError
-from bough.weights.gguf import GgufFile, Value
+from bough.weights.gguf import GgufFile
+from bough.weights.gguf_families import IN_LAYER, Family, family_of
+from bough.weights.gguf_metadata import Metadata
 
-#: GGUF architecture -> Hugging Face ``model_type``.
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-
-_PERMUTED = ("llama",)
-_ROPE_FACTORS = "rope_freqs.weight"
-_MAX_SIZE = 1 << 31
+_ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_IN_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
 
-class Metadata:
-    """Typed access to metadata; keys with ``{}`` stand for the architecture's own."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a parameter lies and how it differs from the Hugging Face one.
 
-    def __init__(self, values: Mapping[str, Value], arch: str) -> None:
-        self.values = values
-        self.arch = arch
+    Attributes:
+        tensor: its name in the file.
+        expert: which of the tensor's leading dimension it is; None: all of it.
+        heads: rows are permuted within as many heads; 0: they are in order.
+        offset: what the values are larger by.
+    """
 
-    def get(self, key: str) -> Value | None:
-        return self.values.get(key.format(self.arch))
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive integer; a per-layer array counts if all its elements agree."""
-        value = self.get(key)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_SIZE:
-            raise ConfigError(f"GGUF metadata: {key.format(self.arch)} is not one positive integer: {value!r}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise ConfigError(f"GGUF metadata: {key.format(self.arch)} is not a positive number: {value!r}")
-        return float(value)
-
-    def text(self, key: str) -> str | None:
-        value = self.get(key)
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"GGUF metadata: {key.format(self.arch)} is not a string")
-        return value
-
-    def token(self, name: str, n_tokens: int) -> int | None:
-        """A special token's id, None if absent."""
-        key = f"tokenizer.ggml.{name}_token_id"
-        value = self.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < n_tokens:
-            raise ConfigError(f"GGUF metadata: {key} is not the id of a token: {value!r}")
-        return value
+    tensor: str
+    expert: int | None = None
+    heads: int = 0
+    offset: float = 0.0
 
 
-def describe(file: GgufFile) -> Metadata:
-    """The metadata of a file whose architecture is known; ConfigError otherwise."""
-    arch = file.metadata.get("general.architecture")
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise ConfigError(
-            f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
-    meta = Metadata(file.metadata, arch)
+def describe(file: GgufFile) -> tuple[Metadata, Family]:
+    """The metadata of a whole file, and its architecture; ConfigError for others."""
+    meta, family = family_of(file)
     parts = meta.get("split.count")
     if parts is not None and parts not in (0, 1):
         raise ConfigError(f"{file.path} is one part of a split GGUF; join the parts with llama-gguf-split --merge")
-    return meta
+    return meta, family
 
 
-def tensor_names(file: GgufFile) -> dict[str, str]:
-    """Hugging Face parameter name -> GGUF tensor name, in the file's order; ConfigError for an unknown tensor."""
-    names: dict[str, str] = {}
-    for name in file.tensors:
-        if name == _ROPE_FACTORS:
+def parameters_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Stored]:
+    """Hugging Face parameter name -> where it is, in the file's order; ConfigError for an unknown tensor."""
+    found: dict[str, Stored] = {}
+    in_layer = {**IN_LAYER, **family.names}
+    for name, info in file.tensors.items():
+        if name in (_ROPE_FACTORS, _LONG, _SHORT):
             continue
         ours = _OUTER.get(name)
         match = _LAYER_NAME.fullmatch(name)
-        if match and match[2] in _IN_LAYER:
-            ours = f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+        if match and match[2] in in_layer:
+            ours = f"model.layers.{match[1]}.{in_layer[match[2]]}.{match[3]}"
         if ours is None:
             raise ConfigError(f"{file.path}: no supported model has a tensor {name!r}")
-        names[ours] = name
-    return names
+        if "{}" in ours:
+            if len(info.shape) != 3:
+                raise ConfigError(f"{file.path}: the experts of {name!r} are not in three dimensions")
+            found |= {ours.format(e): Stored(name, e) for e in range(info.shape[0])}
+            continue
+        offset = family.norm_offset if ours.endswith("norm.weight") else 0.0
+        found[ours] = Stored(name, heads=_permuted_heads(meta, family, ours), offset=offset)
+    return found
+
+
+def _permuted_heads(meta: Metadata, family: Family, name: str) -> int:
+    """Number of heads whose rows are permuted in the parameter ``name``; 0 if its rows are in order."""
+    if not family.permuted or not (".q_proj." in name or ".k_proj." in name):
+        return 0
+    heads = meta.size("{}.attention.head_count")
+    return heads if ".q_proj." in name else meta.size("{}.attention.head_count_kv", heads)
 
 
 def restore_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
@@ -134,17 +100,7 @@ def restore_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     return weight.view(n_heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
-def heads_to_restore(meta: Metadata, hf_name: str) -> int | None:
-    """Number of heads whose rows are permuted in the tensor that is ``hf_name``; None if its rows are in order."""
-    if meta.arch not in _PERMUTED:
-        return None
-    heads = meta.size("{}.attention.head_count")
-    if ".q_proj." in hf_name:
-        return heads
-    return meta.size("{}.attention.head_count_kv", heads) if ".k_proj." in hf_name else None
-
-
-def config_of(file: GgufFile, meta: Metadata) -> dict[str, Any]:
+def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
     """The configuration that the model's Hugging Face ``config.json`` would hold; ConfigError if keys lack."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -154,11 +110,12 @@ def config_of(file: GgufFile, meta: Metadata) -> dict[str, Any]:
     head_dim = meta.size("{}.attention.key_length", max(1, hidden // heads))
     if meta.size("{}.attention.value_length", head_dim) != head_dim:
         raise ConfigError(f"{file.path}: keys and values of different sizes are not supported")
-    if meta.size("{}.rope.dimension_count", head_dim) != head_dim:
-        raise ConfigError(f"{file.path}: rotary embedding of a part of the head is not supported")
+    rotated = meta.size("{}.rope.dimension_count", head_dim)
+    if rotated > head_dim or (family.permuted and rotated != head_dim):
+        raise ConfigError(f"{file.path}: {rotated} of {head_dim} dimensions of a head cannot be rotated")
     n_tokens = embedding.shape[0]
     return {
-        "model_type": ARCHITECTURES[meta.arch],
+        "model_type": family.model_type,
         "hidden_size": hidden,
         "num_hidden_layers": meta.size("{}.block_count"),
         "num_attention_heads": heads,
@@ -166,9 +123,10 @@ def config_of(file: GgufFile, meta: Metadata) -> dict[str, Any]:
         "head_dim": head_dim,
         "intermediate_size": meta.size("{}.feed_forward_length"),
         "hidden_act": "silu",
-        "rms_norm_eps": meta.number("{}.attention.layer_norm_rms_epsilon"),
+        "rms_norm_eps": meta.number("{}.attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": meta.number("{}.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, meta, head_dim),
+        "rope_scaling": _rope_scaling(file, meta, rotated),
+        "partial_rotary_factor": rotated / head_dim,
         "vocab_size": n_tokens,
         "max_position_embeddings": meta.size("{}.context_length"),
         "tie_word_embeddings": "output.weight" not in file.tensors,
@@ -176,22 +134,28 @@ def config_of(file: GgufFile, meta: Metadata) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
         "bos_token_id": meta.token("bos", n_tokens),
         "eos_token_id": meta.token("eos", n_tokens),
+        **family.settings(meta, file.tensors),
     }
 
 
-def _rope_scaling(file: GgufFile, meta: Metadata, head_dim: int) -> dict[str, Any] | None:
+def _rope_scaling(file: GgufFile, meta: Metadata, rotated: int) -> dict[str, Any] | None:
     """Hugging Face's ``rope_scaling``, or None.
 
     Llama 3's scaling arrives as a tensor of one divisor per frequency instead of the four numbers that
     made it. It becomes ``{"rope_type": "factors", "factors": [...]}``: inv_freq[i] /= factors[i].
     """
     if _ROPE_FACTORS in file.tensors:
-        if file.tensors[_ROPE_FACTORS].shape != (head_dim // 2,):
-            raise ConfigError(f"{file.path}: {_ROPE_FACTORS} does not hold {head_dim // 2} factors")
-        factors = file.tensor(_ROPE_FACTORS, torch.float32)
-        if not bool((torch.isfinite(factors) & (factors > 0)).all()):
-            raise ConfigError(f"{file.path}: {_ROPE_FACTORS} holds a factor that is not positive and finite")
-        return {"rope_type": "factors", "factors": factors.tolist()}
+        return {"rope_type": "factors", "factors": _factors(file, _ROPE_FACTORS, rotated)}
+    original, length = "{}.rope.scaling.original_context_length", meta.size("{}.context_length")
+    if _LONG in file.tensors and _SHORT in file.tensors:
+        attention = meta.get("{}.rope.scaling.attn_factor")
+        return {
+            "rope_type": "longrope",
+            "long_factor": _factors(file, _LONG, rotated),
+            "short_factor": _factors(file, _SHORT, rotated),
+            "original_max_position_embeddings": meta.size(original, length),
+            "attention_factor": None if attention is None else meta.number("{}.rope.scaling.attn_factor"),
+        }
     kind = meta.text("{}.rope.scaling.type")
     if kind is None or kind == "none":
         return None
@@ -199,8 +163,23 @@ def _rope_scaling(file: GgufFile, meta: Metadata, head_dim: int) -> dict[str, An
         raise ConfigError(f"{file.path}: rope scaling of type {kind!r} is not supported")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": meta.number("{}.rope.scaling.factor", 1.0)}
     if kind == "yarn":
-        scaling["original_max_position_embeddings"] = meta.size("{}.rope.scaling.original_context_length")
+        scaling["original_max_position_embeddings"] = meta.size(original)
+        names = {"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        for name, theirs in names.items():
+            if meta.get(key := f"{{}}.rope.scaling.yarn_{name}") is not None:
+                scaling[theirs] = meta.number(key)
     return scaling
+
+
+def _factors(file: GgufFile, name: str, rotated: int) -> list[float]:
+    """The divisors of all frequencies; ConfigError for others than so many positive numbers."""
+    if file.tensors[name].shape != (rotated // 2,):
+        raise ConfigError(f"{file.path}: {name} does not hold {rotated // 2} factors")
+    factors = file.tensor(name, torch.float32)
+    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
+        raise ConfigError(f"{file.path}: {name} holds a factor that is not positive and finite")
+    found: list[float] = factors.tolist()
+    return found
 
 
 def generation_config_of(meta: Metadata, n_tokens: int) -> dict[str, Any]:

@@ -17,14 +17,15 @@ from bough.base.errors import ConfigError
 from bough.base.params import Pooling
 from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
+from bough.device.quant.blocks import PACKERS
 from bough.weights.gguf import GgufFile
 from bough.weights.gguf_model import (
+    Stored,
     config_of,
     describe,
     generation_config_of,
-    heads_to_restore,
+    parameters_of,
     restore_rows,
-    tensor_names,
     tokenizer_of,
 )
 from bough.weights.progress import watched
@@ -79,36 +80,43 @@ class GgufCheckpoint:
         self.path = path
         self.pooling: Pooling | None = None
         self._file = GgufFile(path)
+        self._decoded: set[str] = set()
         try:
-            self._meta = describe(self._file)
-            self._names = tensor_names(self._file)
-            self.config = config_of(self._file, self._meta)
-            self.generation_config = generation_config_of(self._meta, self.config["vocab_size"])
+            meta, family = describe(self._file)
+            self._stored = parameters_of(self._file, meta, family)
+            self.config = config_of(self._file, meta, family)
+            self.generation_config = generation_config_of(meta, self.config["vocab_size"])
             self.tokenizer_source: TokenizerSource = tokenizer_of(self._file)
         except ConfigError:
             self._file.close()
             raise
 
     def names(self) -> list[str]:
-        return list(self._names)
+        return list(self._stored)
 
     def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        if name not in self._names:
-            raise ConfigError(f"{self.path} has no parameter {name!r}")
-        weight = self._file.tensor(self._names[name], dtype or torch.float32)
-        heads = heads_to_restore(self._meta, name)
-        return weight if heads is None else restore_rows(weight, heads)
+        stored = self._where(name)
+        if stored.offset:
+            weight = self._file.tensor(stored.tensor, torch.float32) - stored.offset
+            return weight.to(dtype or torch.float32)
+        weight = self._file.tensor(stored.tensor, dtype or torch.float32, stored.expert)
+        return restore_rows(weight, stored.heads) if stored.heads else weight
 
     def blocks(self, name: str) -> Blocks | None:
-        if name not in self._names:
-            raise ConfigError(f"{self.path} has no parameter {name!r}")
-        info = self._file.tensors[self._names[name]]
+        stored = self._where(name)
+        info = self._file.part(stored.tensor, stored.expert)
         if info.format.values == 1 or len(info.shape) != 2:
             return None
-        rows = self._file.rows(self._names[name])
-        heads = heads_to_restore(self._meta, name)
-        rows = rows if heads is None else restore_rows(rows, heads)
-        return Blocks(info.format.name, rows, info.shape[1])
+        if info.format.name not in PACKERS and info.format.name not in self._decoded:
+            self._decoded.add(info.format.name)
+            log.info("%s: weights in %s are decoded, as there is no kernel for it", self.path, info.format.name)
+        rows = self._file.rows(stored.tensor, stored.expert)
+        return Blocks(info.format.name, restore_rows(rows, stored.heads) if stored.heads else rows, info.shape[1])
+
+    def _where(self, name: str) -> Stored:
+        if name not in self._stored:
+            raise ConfigError(f"{self.path} has no parameter {name!r}")
+        return self._stored[name]
 
     def close(self) -> None:
         self._file.close()
@@ -155,16 +163,16 @@ class FolderCheckpoint:
         """Names of the parameters, and of quantised ones what those of their tensors begin with."""
         if self._method is None:
             return dict.fromkeys(self._files)
-        mark = f".{self._method.mark}"
-        stems = {name.removesuffix(mark) for name in self._files if name.endswith(mark)}
-        parts = {f"{stem}.{end}" for stem in stems for end in ("weight", self._method.mark, *self._method.others)}
-        return {f"{name.removesuffix(mark)}.weight": f"{name.removesuffix(mark)}." for name in self._files
-                if name.endswith(mark)} | dict.fromkeys(name for name in self._files if name not in parts)  # fmt: skip
+        mark = self._method.mark
+        stems = [name.removesuffix(mark) for name in self._files if name.endswith(f".{mark}")]
+        parts = {f"{stem}{end}" for stem in stems for end in ("weight", mark, *self._method.others)}
+        plain = [name for name in self._files if name not in parts]
+        return {f"{stem}weight": stem for stem in stems} | dict.fromkeys(plain)
 
     def _read(self, stem: str, read: Callable[[Get], T]) -> T:
         try:
             return read(lambda end: self._stored(stem + end))
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise ConfigError(f"{self.path}: {stem}weight is not as its quantisation says: {error}") from error
 
     def _stem(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8.
+"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes.
 
 ``quantization_config`` of the config names the method. A weight ``X.weight`` is then a few tensors under other names,
 read either as integers with scales, for the methods that a kernel multiplies with, or decoded. Shapes: N outputs, K
@@ -7,6 +7,7 @@ inputs, G groups of inputs.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,17 +57,15 @@ class Integers:
         group, rest = divmod(n_in, n_groups)
         if self.group_of is None and self.bits == 8 and n_groups == 1 and bool((self.zero == 128).all()):
             return pack_int8(self.q, self.scale[:, 0].contiguous())
-        half = self.scale.half()
+        half, zero = self.scale.half(), self.zero
         if self.group_of is not None or rest or n_in % 32 or not torch.equal(half.float(), self.scale):
             return None
         if group not in GROUPS:
             # Larger groups are several that agree.
-            if group % max(GROUPS):
+            times, rest = divmod(group, max(GROUPS))
+            if rest:
                 return None
-            times, group = group // max(GROUPS), max(GROUPS)
-            half, zero = half.repeat_interleave(times, 1), self.zero.repeat_interleave(times, 1)
-        else:
-            zero = self.zero
+            group, half, zero = max(GROUPS), half.repeat_interleave(times, 1), zero.repeat_interleave(times, 1)
         if self.bits == 4:
             return pack_groups(Kind.Q4_ZERO, self.q, torch.stack((half, zero.half()), dim=2), group=group)
         return pack_groups(Kind.Q8, self.q, half, group=group) if bool((zero == 128).all()) else None
@@ -160,12 +159,7 @@ def _gptq(settings: Mapping[str, Any]) -> Method:
         q = unpacked(get("qweight"), bits, 0).mT.contiguous()
         zero = (unpacked(get("qzeros"), bits, 1).float() + lower).mT.contiguous()
         scale = get("scales").float().mT.contiguous()
-        groups = get("g_idx").long()
-        n_in, n_groups = q.shape[1], scale.shape[1]
-        if groups.shape != (n_in,) or int(groups.min()) < 0 or int(groups.max()) >= n_groups:
-            raise ConfigError("the groups of a GPTQ weight do not fit its inputs")
-        in_order = torch.equal(groups, torch.arange(n_in) // -(-n_in // n_groups))
-        return _checked(Integers(q, scale, zero, None if in_order else groups, bits))
+        return _checked(Integers(q, scale, zero, _groups_of(get("g_idx"), q, scale), bits))
 
     return _of_integers(f"GPTQ, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
 
@@ -174,29 +168,95 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     """compressed-tensors: integers of 4 or 8 bits in words or bytes, or 8-bit floats, with scales by groups."""
     form = _setting(settings, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"))
     groups = settings.get("config_groups")
-    kinds: set[tuple[Any, Any]] = {
-        (weights.get("num_bits"), weights.get("type", "int"))
+    found = [
+        weights
         for group in (groups.values() if isinstance(groups, Mapping) else ())
         if isinstance(weights := group.get("weights") if isinstance(group, Mapping) else None, Mapping)
-    }
+    ]
+    kinds = {(weights.get("num_bits"), weights.get("type", "int")) for weights in found}
     if len(kinds) != 1 or not kinds <= {(4, "int"), (8, "int"), (8, "float")}:
         raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
     ((bits, kind),) = kinds
     if kind == "float":
         return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
+    shifted = any(weights.get("symmetric") is False for weights in found)
+    ordered = any(weights.get("actorder") == "group" for weights in found)
 
-    def read(get: Get) -> Integers:
+    def integers(get: Get, q: Tensor, zero: Tensor | None, held: int) -> Integers:
         scale = get("weight_scale").float()
-        if form == "pack-quantized":
-            n_out, n_in = get("weight_shape").tolist()
-            q = unpacked(get("weight_packed"), bits, 1)[:n_out, :n_in].contiguous()
-        else:
-            q = (get("weight").to(torch.int16) + 128).to(torch.uint8)
-        zero = torch.full_like(scale, 1 << (bits - 1) if form == "pack-quantized" else 128)
-        return _checked(Integers(q, scale, zero, None, bits if form == "pack-quantized" else 8))
+        zero = torch.full_like(scale, 1 << (held - 1)) if zero is None else zero.float()
+        return _checked(Integers(q, scale, zero, _groups_of(get("weight_g_idx"), q, scale) if ordered else None, held))
 
-    mark = "weight_packed" if form == "pack-quantized" else "weight_scale"
-    return _of_integers(f"compressed-tensors, {bits} bits", mark, ("weight_scale", "weight_shape", "input_scale"), read)
+    def read_words(get: Get) -> Integers:
+        n_out, n_in = get("weight_shape").tolist()
+        q = unpacked(get("weight_packed"), bits, 1)[:n_out, :n_in].contiguous()
+        zero = unpacked(get("weight_zero_point"), bits, 0)[:n_out].contiguous() if shifted else None
+        return integers(get, q, zero, bits)
+
+    def read_bytes(get: Get) -> Integers:
+        zero = get("weight_zero_point").to(torch.int16) + 128 if shifted else None
+        return integers(get, (get("weight").to(torch.int16) + 128).to(torch.uint8), zero, 8)
+
+    name = f"compressed-tensors, {bits} bits"
+    others = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale")
+    if form == "pack-quantized":
+        return _of_integers(name, "weight_packed", others, read_words)
+    return _of_integers(name, "weight_scale", others, read_bytes)
+
+
+def _groups_of(given: Tensor, q: Tensor, scale: Tensor) -> Tensor | None:
+    """The group of each input of ``q`` [N, K]; None where that is the inputs in order."""
+    groups, n_in, n_groups = given.long(), q.shape[1], scale.shape[1]
+    if groups.shape != (n_in,) or int(groups.min()) < 0 or int(groups.max()) >= n_groups:
+        raise ConfigError("the groups of a weight do not fit its inputs")
+    in_order = torch.equal(groups, torch.arange(n_in) // -(-n_in // n_groups))
+    return None if in_order else groups
+
+
+def _bitsandbytes(settings: Mapping[str, Any]) -> Method:
+    """bitsandbytes: 8 bits with a scale for each output (Dettmers et al. 2022a), or 4 bits that stand for 16 levels,
+    in blocks with a scale each, which may be rounded once more (Dettmers et al. 2023)."""
+    if settings.get("load_in_8bit"):
+
+        def read(get: Get) -> Integers:
+            scale = get("SCB").float()[:, None] / 127
+            q = (get("weight").to(torch.int16) + 128).to(torch.uint8)
+            return _checked(Integers(q, scale, torch.full_like(scale, 128), None, 8))
+
+        return _of_integers("bitsandbytes, 8 bits", "SCB", ("weight_format",), read)
+    levels = _setting(settings, "bnb_4bit_quant_type", ("nf4", "fp4"), "fp4")
+    mark = f"weight.quant_state.bitsandbytes__{levels}"
+    others = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
+    return Method(
+        name=f"bitsandbytes, {levels}",
+        mark=mark,
+        others=tuple(f"weight.{end}" for end in others),
+        dense=lambda get: _four_bit_levels(get, mark),
+    )
+
+
+def _four_bit_levels(get: Get, mark: str) -> Tensor:
+    """Values in blocks of the flat weight, two in a byte, the first one in its high half."""
+    state = json.loads(bytes(get(mark).tolist()))
+    n_out, n_in = state["shape"]
+    packed, size = get("weight").flatten(), state["blocksize"]
+    if min(n_out, n_in, size) < 1 or n_out * n_in != 2 * len(packed):
+        raise ConfigError(f"{2 * len(packed)} values are no weight {[n_out, n_in]} in blocks of {size}")
+    scale = get("weight.absmax")
+    if scale.dtype == torch.uint8:
+        scale = get("weight.nested_quant_map")[scale.int()] * _spread(
+            get("weight.nested_absmax"), state["nested_blocksize"], len(scale)
+        )
+        scale = scale + state["nested_offset"]
+    values = get("weight.quant_map")[torch.stack((packed >> 4, packed & 15), dim=1).flatten().int()]
+    return (values.float() * _spread(scale.float(), size, 2 * len(packed))).view(n_out, n_in)
+
+
+def _spread(scales: Tensor, size: int, n_values: int) -> Tensor:
+    """The scale of each of ``n_values`` values in blocks of ``size``."""
+    if size < 1 or len(scales) != -(-n_values // size):
+        raise ConfigError(f"{len(scales)} scales do not fit {n_values} values in blocks of {size}")
+    return scales[torch.arange(n_values) // size]
 
 
 def _fp8_folder(settings: Mapping[str, Any]) -> Method:
@@ -245,5 +305,6 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
     "gptq": _gptq,
     "compressed-tensors": _compressed,
     "fp8": _fp8_folder,
+    "bitsandbytes": _bitsandbytes,
 }
 """``quant_method`` of a config -> what reads it."""

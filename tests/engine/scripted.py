@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bough.base.config import Config
-from bough.base.errors import ConfigError, InvalidRequest
+from bough.base.errors import ConfigError, DeviceLost, InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS, Limits
 from bough.base.messages import (
     PROTOCOL,
@@ -30,7 +30,7 @@ from bough.base.params import SamplingParams
 
 VOCAB = 1000
 CONTEXT = 1 << 20
-RAISE_IN_RECEIVE, REFUSE, RAISE_IN_STEP, HOLD = 1, 2, 3, 4
+RAISE_IN_RECEIVE, REFUSE, RAISE_IN_STEP, HOLD, LOSE_DEVICE = 1, 2, 3, 4, 7
 """First prompt ids that make the scheduler misbehave; HOLD is never served."""
 
 
@@ -106,6 +106,8 @@ class ScriptedScheduler:
             prompt = request.prompt.tolist()
             if prompt[0] == RAISE_IN_STEP:
                 raise RuntimeError("planted in step")
+            if prompt[0] == LOSE_DEVICE:
+                raise DeviceLost("the GPU cannot be used any more: planted") from RuntimeError("CUDA error: planted")
             if prompt[0] == HOLD:
                 continue
             i = self._sent[rid]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .scripted import expected
+from .scripted import LOSE_DEVICE, expected
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -128,6 +128,24 @@ def test_engine_killed_under_load(tmp_path: Path) -> None:
         now = await run.ask("ready")
         assert now["engine"] != pids["engine"] and now["api"] == pids["api"]
         assert (await run.generate([5], 40))[0] == expected([5], 40)
+
+    scenario(body, tmp_path)
+
+
+def test_an_engine_that_loses_its_device_is_started_again(tmp_path: Path) -> None:
+    async def body(run: Run) -> None:
+        pids = await run.ask("ready")
+        tasks = await run.load(3)
+        async with asyncio.timeout(NOTICE):
+            _, last = await run.generate([LOSE_DEVICE], 40)
+            results = await asyncio.gather(*tasks)
+        assert {last["status"], *(end["status"] for _, end in results)} == {503}
+        now = await run.ask("ready")
+        assert now["engine"] != pids["engine"] and now["api"] == pids["api"]
+        assert (await run.generate([5], 40))[0] == expected([5], 40)
+        run.process.send_signal(signal.SIGTERM)
+        said = await run.end(DEADLINE)
+        assert "the GPU cannot be used any more: planted; this process ends" in said and "CUDA error: planted" in said
 
     scenario(body, tmp_path)
 

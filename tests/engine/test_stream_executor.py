@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
-from bough.base.errors import ConfigError
+from bough.base.errors import ConfigError, DeviceLost
 from bough.base.messages import Outputs, Request
 from bough.base.params import SamplingParams
+from bough.device.platform.cuda import lost
 from bough.engine import build as building
 from bough.engine.executor import StreamExecutor
 from bough.engine.resolve import resolve
@@ -59,6 +61,32 @@ def test_a_forward_that_cannot_be_launched_ends_what_fails_alone(
         core.scheduler.outbox.clear()
     core.close()
     assert ends == {"good": "length", "bad": "error"}
+
+
+@pytest.mark.parametrize("where", ["forward", "finish"])
+@pytest.mark.parametrize("text", ["CUDA error: an illegal memory access was encountered\nCompile with",
+                                  "Triton Error [CUDA]: unspecified launch failure"])  # fmt: skip
+def test_a_device_that_is_lost_ends_the_loop(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, where: str, text: str
+) -> None:
+    monkeypatch.setattr(building, "LocalExecutor", StreamExecutor)
+    core = engine(tiny_model, {}, {"depth": 1}, NUMBERS["float32"])
+
+    def fails(*arguments):
+        raise RuntimeError(text)
+
+    core.scheduler.receive(ask("r", [5, 6, 7]))
+    core.scheduler.step()
+    monkeypatch.setattr(core.executor.built.worker, where, fails)
+    with pytest.raises(DeviceLost, match=text.splitlines()[0].partition(": ")[2]):
+        for _ in range(4):
+            core.scheduler.step()
+    core.close()
+
+
+def test_memory_that_cannot_be_had_is_no_lost_device() -> None:
+    assert not lost(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert not lost(RuntimeError("CUDA error: out of memory")) and not lost(ValueError("planted"))
 
 
 def test_random_weights_of_a_config(tiny_model: Path, tmp_path: Path) -> None:

@@ -15,12 +15,9 @@ from bough.base.errors import BoughError, InvalidRequest
 from bough.grammar.base import Vocabulary
 from bough.grammar.llguidance import LLTemplate
 
-from .conftest import NEEDS_XGRAMMAR
+pytest.importorskip("xgrammar", reason="needs pip install 'bough[xgrammar]'")
 
-pytestmark = NEEDS_XGRAMMAR
-
-if NEEDS_XGRAMMAR.args == (False,):
-    from bough.grammar.xgrammar import XGrammar, XGTemplate
+from bough.grammar.xgrammar import XGrammar, XGTemplate
 
 SLOW = Constraint(kind="json_schema", text=json.dumps({"enum": [f"value {i}" for i in range(20_000)]}))
 QUICK = Constraint(kind="regex", text="[ab]+")

@@ -50,9 +50,9 @@ from bough.server.process import make_server
 from bough.server.service import Service
 from bough.text.chat_template import ChatTemplate
 from bough.text.detokenizer import IncrementalDetokenizer
-from bough.text.hf_vocab import Vocabulary
 from bough.text.stop import StopMatcher
 from bough.text.tokenizer import Tokenizer
+from bough.text.vocabulary import Vocabulary
 
 T = TypeVar("T")
 

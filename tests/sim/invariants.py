@@ -72,8 +72,9 @@ class Checker:
         self._rows()
         # Between a failed forward and its discovery, cells are unwritten and the device's table is behind.
         if not self._pipeline.tainted:
-            self._content(all_nodes)
-            self._device_table()
+            device = self._pipeline.late.caught_up()
+            self._content(all_nodes, device.cells)
+            self._device_table(device.page_table)
         self._lengths()
 
     # -- I1 to I5: who owns what
@@ -141,9 +142,8 @@ class Checker:
 
     # -- I6 and I7: what is in the cells
 
-    def _content(self, all_nodes: list[Node]) -> None:
+    def _content(self, all_nodes: list[Node], cells: U64) -> None:
         """Every cell holds the hash of its token and of the cell before it, in the tree and in the rows."""
-        cells = self._pipeline.device.cells
         befores: list[U64] = []
         tokens: list[NDArray[np.int32]] = []
         locs: list[NDArray[np.int32]] = []
@@ -194,8 +194,8 @@ class Checker:
                 require(planned <= rows.n_ids[row] + rows.ahead[row], "I7 rows", "row {} is planned too far", row)
             require(row in device_rows, "I7 rows", "the device does not know row {}", row)
 
-    def _device_table(self) -> None:
-        rows, host, device = self._scheduler._rows, self._kv.table.locs, self._pipeline.device.page_table
+    def _device_table(self, device: NDArray[np.int32]) -> None:
+        rows, host = self._scheduler._rows, self._kv.table.locs
         for row in rows.running.tolist():
             n = int(rows.planned[row])
             require(host[row, :n].tobytes() == device[row, :n].tobytes(), "I7 rows", "row {}: stale page table", row)

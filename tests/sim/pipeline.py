@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bough.base.plan import Ints, Masks, StepPlan, StepResult
-from bough.sim.device import FakeDevice, Launched
+from bough.sim.device import FailedAfterWrite, FakeDevice
+from bough.sim.late import LateDevice, LateStep
 
 from .adapters import FakeAdapters
 from .oracle import CONTEXT, VOCAB, root_of
@@ -39,7 +40,7 @@ class Step:
     """A plan in flight: an executor's forward and pending in one."""
 
     pipeline: Pipeline
-    launched: Launched
+    late: LateStep
     rids: list[str]
     digest: int
     behind: bool = False
@@ -62,7 +63,7 @@ def digest(plan: StepPlan) -> int:
 
 
 class Pipeline:
-    """Executes plans in order as soon as they are launched; their results wait until they are asked for.
+    """Executes plans in order, as late as the script says; their results wait until they are asked for.
 
     Args:
         arrivals: by seed, which every admitted row carries.
@@ -79,7 +80,7 @@ class Pipeline:
         self._last_step = 0
         self.fault = ""
         """When the next forward fails: before it wrote its cells, or after."""
-        self.device = FakeDevice(
+        device = FakeDevice(
             settings.n_cells,
             settings.max_running,
             CONTEXT,
@@ -87,6 +88,7 @@ class Pipeline:
             root=lambda init: root_of(init.seed, self.adapters.held.get(init.adapter, "").partition("@")[0]),
             fault=self._look,
         )
+        self.late = LateDevice(device, settings.lag)
         self.adapters = FakeAdapters(1)
         self._adapted: dict[int, tuple[int, str]] = {}
         """By row: the place of its adapter, and what was there when it was admitted."""
@@ -105,7 +107,7 @@ class Pipeline:
     @property
     def tainted(self) -> bool:
         """A plan in flight failed: cells that were to be written are not."""
-        return any(isinstance(step.launched.outcome, Exception) for step in self._steps)
+        return any(isinstance(step.late.launched.failed, Exception) for step in self._steps)
 
     def forward(self, plan: StepPlan) -> Step:
         self._inspect(plan)
@@ -114,14 +116,14 @@ class Pipeline:
             rid = self._rid_of(init.row)
             self.cached_len.setdefault(rid, len(init.prefix_locs))
             self.admissions[rid] = self.admissions.get(rid, 0) + 1
-        step = Step(self, self.device.forward(plan), rids, digest(plan))
+        step = Step(self, self.late.forward(plan), rids, digest(plan))
         self.launches += 1
         self.crc = zlib.crc32(step.digest.to_bytes(8, "little"), self.crc)
         self._steps.append(step)
         return step
 
     def sample(self, forward: Step, masks: Masks | None) -> Step:
-        self.device.sample(forward.launched, masks)
+        self.late.sample(forward.late, masks)
         return forward
 
     def shutdown(self) -> None:
@@ -130,15 +132,15 @@ class Pipeline:
     def poison(self, pages: Ints) -> None:
         """``pages`` were freed; whatever is launched from now on finds nothing in them."""
         size = self._settings.page_size
-        self.device.poison((pages[:, None] * size + np.arange(size)).reshape(-1))
+        self.late.poison((pages[:, None] * size + np.arange(size)).reshape(-1))
 
     def deliver(self, step: Step) -> StepResult:
         require(step is self._steps[0], "order", "a result was asked for out of turn")
-        require(digest(step.launched.plan) == step.digest, "plan", "a plan was changed after it was launched")
+        require(digest(step.late.launched.plan) == step.digest, "plan", "a plan was changed after it was launched")
         self._steps.pop(0)
-        if isinstance(step.launched.outcome, Exception):
+        if isinstance(step.late.launched.failed, Exception):
             self._blame(step)
-        return step.launched.result()
+        return step.late.result()
 
     def _blame(self, step: Step) -> None:
         """Bookkeeping of who may be ended for this failure. Everything in flight behind it is affected too."""
@@ -166,8 +168,7 @@ class Pipeline:
         if doomed == "before":
             raise ForwardFailed
         if doomed == "after":
-            self.device._write(plan)
-            raise ForwardFailed
+            raise FailedAfterWrite
         return failed
 
     def _inspect(self, plan: StepPlan) -> None:

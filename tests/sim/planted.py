@@ -34,6 +34,7 @@ from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req
 from bough.scheduler.rows import Rows
 from bough.sim.device import FakeDevice
+from bough.sim.late import LateDevice
 
 from .grammar import FakeTemplate
 
@@ -970,5 +971,64 @@ SHARING = (
     ),
 )
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING
+LATE = (
+    _bug(
+        "stale_sampled_id",
+        "the next forward did not wait for the sampling on another stream and took the id before the last",
+        LateDevice,
+        "forward",
+        "self._queue.append(_Forward(launched))",
+        "self._queue.insert(max(0, len(self._queue) - 1), _Forward(launched))",
+    ),
+    _bug(
+        "result_is_not_waited_for",
+        "the host read pinned memory before the copy into it was done",
+        LateDevice,
+        "result",
+        "while launched.outcome is None:\n        self._advance()",
+        "if launched.outcome is None:\n        plan = launched.plan\n"
+        "        return StepResult(plan.step, plan.rows[plan.sample] * 0, plan.sample.astype('int32'))",
+    ),
+    Bug(
+        "row_dropped_at_launch",
+        "a row's state was freed by the host while a launched step had yet to use it",
+        (
+            Edit(
+                LateDevice,
+                "forward",
+                "launched = self.device.order(plan)",
+                "launched = self.device.order(plan); [self.device._rows.pop(row) for row in plan.released.tolist()]",
+            ),
+            Edit(FakeDevice, "compute", "del self._rows[row]", "self._rows.pop(row, None)"),
+        ),
+    ),
+    _bug(
+        "plans_share_their_memory",
+        "a plan was written over the one before, which had yet to be copied to the device",
+        Planner,
+        "_finish",
+        "tokens=np.concatenate(parts.tokens),",
+        "tokens=np.concatenate(parts.tokens, out=self.__dict__.setdefault('memory', np.empty(1 << 12, np.int32))"
+        "[: int(n_new.sum())]),",
+    ),
+    _bug(
+        "late_token_is_counted",
+        "with overlap, usage counted the token behind the last",
+        Committer,
+        "commit",
+        "look = self._append(",
+        "self.generated_tokens += int((~live & (result.counts > 0)).sum()); look = self._append(",
+    ),
+    _bug(
+        "finished_row_freed_in_flight",
+        "the row of a finished request was given away before the step behind its end had run",
+        Committer,
+        "commit",
+        "(rows.in_flight[r] == 0)",
+        "(rows.in_flight[r] >= 0)",
+    ),
+)
+"""Of overlap, on a device that is behind the host."""
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE
 BY_NAME = {bug.name: bug for bug in BUGS}

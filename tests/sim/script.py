@@ -29,7 +29,8 @@ from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 class Settings:
     """The world of one run.
 
-    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours.
+    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says
+    how many forwards the device may be behind the host.
     """
 
     page_size: int
@@ -46,6 +47,7 @@ class Settings:
     jump: bool = True
     adapter_places: int = 2
     slow_adapters: bool = False
+    lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,12 @@ def _adapted(script: Script, rng: random.Random, storm: bool) -> Script:
         op = rng.choice(("load_adapter", "unload_adapter"))
         events.append(Operate(rng.randrange(last), op, rng.choice(names), rng.random() < 0.1))
     events.sort(key=lambda event: event.step)
-    settings = replace(script.settings, adapter_places=rng.choice((1, 1, 2, 3)), slow_adapters=rng.random() < 0.7)
+    settings = replace(
+        script.settings,
+        adapter_places=rng.choice((1, 1, 2, 3)),
+        slow_adapters=rng.random() < 0.7,
+        lag=rng.choice((0, 1, 2)),
+    )
     return Script(settings, events)
 
 

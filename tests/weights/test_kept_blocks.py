@@ -13,7 +13,7 @@ import torch
 from bough.device.ops.packed import unpack
 from bough.device.quant.base import Blocks
 from bough.device.quant.blocks import PACKERS
-from bough.weights.blocks import FORMATS
+from bough.weights.formats import FORMATS
 from bough.weights.loader import open_checkpoint
 
 BY_NAME = {fmt.name: fmt for fmt in FORMATS.values()}

@@ -108,8 +108,61 @@ def fp8(scales: str) -> Callable[[Tensor], Stored]:
     return write
 
 
-def group(bits: int, kind: str) -> dict[str, Any]:
-    return {"g": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, "symmetric": True}}}
+def asymmetric_w4(w: Tensor) -> Stored:
+    """As llm-compressor writes it: zeros packed along the outputs, inputs in the order of their importance."""
+    order = torch.randperm(w.shape[1], generator=torch.Generator().manual_seed(2))
+    groups = torch.empty(w.shape[1], dtype=torch.int32)
+    groups[order] = (torch.arange(w.shape[1]) // 32).int()
+    q, scale, zero = rounded(w[:, order].contiguous(), 32, 4)
+    back = torch.empty_like(q)
+    back[:, order] = q
+    tensors = {
+        "weight_packed": words(back, 4, 1), "weight_scale": scale, "weight_shape": torch.tensor(w.shape),
+        "weight_zero_point": words(zero, 4, 0), "weight_g_idx": groups,
+    }  # fmt: skip
+    return tensors, values(back, scale, zero, groups.long())
+
+
+def bnb_8(w: Tensor) -> Stored:
+    scale = w.abs().amax(1)
+    q = (w / scale[:, None] * 127).round().to(torch.int8)
+    return {"weight": q, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}, q.float() * (
+        scale[:, None] / 127
+    )
+
+
+def bnb_4(nested: bool) -> Callable[[Tensor], Stored]:
+    """Any 16 levels do; scales of blocks of 64 once more rounded in blocks of 32, or not."""
+
+    def write(w: Tensor) -> Stored:
+        levels = torch.cat((torch.linspace(-1, 0, 9)[:-1], torch.linspace(0, 1, 8)))
+        blocks = w.reshape(-1, 64)
+        scale = blocks.abs().amax(1)
+        state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(w.shape)}
+        tensors = {"weight.quant_map": levels, "weight.absmax": scale}
+        if nested:
+            table, mean = torch.linspace(-1, 1, 256), scale.mean()
+            over = torch.stack([part.abs().amax() for part in (scale - mean).split(32)])
+            spread = over.repeat_interleave(32)[: len(scale)]
+            rounded_scale = ((scale - mean) / spread)[:, None].sub(table).abs().argmin(1)
+            scale = table[rounded_scale] * spread + mean
+            state |= {"nested_blocksize": 32, "nested_dtype": "float32", "nested_offset": float(mean)}
+            tensors |= {
+                "weight.absmax": rounded_scale.to(torch.uint8), "weight.nested_absmax": over,
+                "weight.nested_quant_map": table,
+            }  # fmt: skip
+        index = (blocks / scale[:, None])[..., None].sub(levels).abs().argmin(2).flatten().to(torch.uint8)
+        tensors["weight"] = (index[::2] << 4 | index[1::2])[:, None]
+        told = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+        return {**tensors, "weight.quant_state.bitsandbytes__nf4": told}, (
+            levels[index.int()].view(-1, 64) * scale[:, None]
+        ).view(w.shape)
+
+    return write
+
+
+def group(bits: int, kind: str, **more: Any) -> dict[str, Any]:
+    return {"g": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, "symmetric": True, **more}}}
 
 
 METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None]] = {
@@ -128,6 +181,18 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None
     "w8a8": (
         {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": group(8, "int")}, w8a8,
         Kind.INT8,
+    ),
+    "w4a16-asymmetric": (
+        {"quant_method": "compressed-tensors", "format": "pack-quantized",
+         "config_groups": group(4, "int", symmetric=False, actorder="group")},
+        asymmetric_w4, None,
+    ),
+    "bitsandbytes-8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, bnb_8, Kind.INT8),
+    "bitsandbytes-nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, bnb_4(False), None
+    ),
+    "bitsandbytes-nested": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, bnb_4(True), None
     ),
     "compressed-fp8": (
         {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": group(8, "float")},
@@ -201,6 +266,7 @@ def test_a_model_computes_with_them(name: str, plain: Path, tmp_path: Path) -> N
     "settings",
     [{"quant_method": "hqq"}, {}, "awq", {"quant_method": "awq", "bits": 3}, {"quant_method": "gptq", "bits": 2},
      {"quant_method": "awq", "version": "gemv"}, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+     {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int4"},
      {"quant_method": "fp8", "weight_block_size": [0, 1]}, {"quant_method": "fp8", "weight_block_size": 3},
      {"quant_method": "compressed-tensors", "format": "marlin-24"},
      {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},
@@ -220,17 +286,22 @@ def damage(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     found = []
     for name, tensor in tensors.items():
         others = {k: v for k, v in tensors.items() if k != name}
-        found += [others, {**others, name: tensor[:-1].contiguous()}, {**others, name: tensor.flatten()}]
+        found += [
+            others,
+            {**others, name: tensor[:-1].contiguous()},
+            {**others, name: tensor.flatten()},
+        ]
         found.append({**others, name: torch.zeros(tensor.shape, dtype=torch.float64)})
     return found
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq-4", "gptq-act-order", "w4a16", "w8a8", "fp8-channel", "fp8-block"])
+@pytest.mark.parametrize("name", ["awq", "gptq-4", "gptq-act-order", "w4a16", "w4a16-asymmetric", "w8a8",
+                                  "bitsandbytes-8", "bitsandbytes-nested", "fp8-channel", "fp8-block"])  # fmt: skip
 def test_damaged_weights_are_errors_or_load(name: str, plain: Path, tmp_path: Path) -> None:
     """Never anything but ConfigError, and whatever loads has the shape that the config says."""
     settings, write, _ = METHODS[name]
     torch.manual_seed(0)
-    tensors, _ = write(torch.randn(64, 96))
+    tensors = {end: tensor for end, tensor in write(torch.randn(64, 96))[0].items() if end != "weight_format"}
     config = json.loads((plain / "config.json").read_text()) | {"quantization_config": settings}
     refused = 0
     for i, damaged in enumerate(damage(tensors)):

@@ -40,6 +40,27 @@ class AttentionBatch:
     host: HostBatch | None = None
 
 
+class Planned:
+    """What every backend keeps of the step that it is planned for.
+
+    Attributes:
+        batch: what was planned; RuntimeError before the first plan.
+    """
+
+    def __init__(self) -> None:
+        self._batch: AttentionBatch | None = None
+
+    @property
+    def batch(self) -> AttentionBatch:
+        if self._batch is None:
+            raise RuntimeError("forward before plan")
+        return self._batch
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """See :class:`AttentionBackend`."""
+        self._batch = batch
+
+
 class AttentionBackend(Protocol):
     """Planned once per step, then called once per layer. One per worker; not shared between threads.
 

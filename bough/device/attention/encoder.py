@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from bough.device.attention.base import AttentionBatch
+from bough.device.attention.base import AttentionBatch, Planned
 from bough.device.ops.cells import Cells
 from bough.device.ops.heads import Heads, Scoring
 
 Tensor = torch.Tensor
 
 
-class EncoderAttention:
+class EncoderAttention(Planned):
     """An :class:`bough.device.attention.base.AttentionBackend` of steps that hold whole sequences; no KV pool."""
 
     name = "encoder"
 
-    def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None
-
-    @property
-    def batch(self) -> AttentionBatch:
-        if self._batch is None:
-            raise RuntimeError("forward before plan")
-        return self._batch
-
     def plan(self, batch: AttentionBatch) -> None:
-        self._batch = batch
+        super().plan(batch)
         self._ends: list[int] = batch.q_start[1:-1].tolist()
 
     def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bough.device.attention.base import AttentionBatch
+from bough.device.attention.base import Planned
 from bough.device.ops.cells import Cells
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.registry import Ops
@@ -12,16 +12,13 @@ from bough.device.ops.registry import Ops
 Tensor = torch.Tensor
 
 
-class PagedAttention:
+class PagedAttention(Planned):
     """:class:`bough.device.attention.base.AttentionBackend` for ops that read the page table themselves."""
 
     def __init__(self, ops: Ops) -> None:
+        super().__init__()
         self.name = ops.name
         self._ops = ops
-        self._batch: AttentionBatch | None = None
-
-    def plan(self, batch: AttentionBatch) -> None:
-        self._batch = batch
 
     def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
         batch = self.batch
@@ -32,9 +29,3 @@ class PagedAttention:
         return self._ops.paged_attention(
             q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scoring, batch.groups
         )
-
-    @property
-    def batch(self) -> AttentionBatch:
-        if self._batch is None:
-            raise RuntimeError("forward before plan")
-        return self._batch

@@ -5,48 +5,38 @@ from __future__ import annotations
 import torch
 
 from bough.device.attention.base import AttentionBatch
+from bough.device.attention.paged import PagedAttention
 from bough.device.attention.room import Key, Room
 from bough.device.attention.work import HostBatch, Sizes, plan_work
 from bough.device.ops.cells import Cells
-from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.heads import Scoring
 from bough.device.ops.registry import Ops
-from bough.device.ops.triton.attention import attend, tiles_of
+from bough.device.ops.triton.attention import attend, tiles_for
 from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
 
 
-class TritonAttention:
+class TritonAttention(PagedAttention):
     """:class:`bough.device.attention.base.AttentionBackend`; steps of decodes can be captured in graphs."""
-
-    name = "triton"
 
     def __init__(self, ops: Ops) -> None:
         """``ops`` write the KV."""
-        self._ops = ops
-        self._batch: AttentionBatch | None = None
+        super().__init__(ops)
         self._room: Room | None = None
         self._works: dict[Key, tuple[Tensor, Sizes]] = {}
 
-    @property
-    def batch(self) -> AttentionBatch:
-        if self._batch is None:
-            raise RuntimeError("forward before plan")
-        return self._batch
-
     def plan(self, batch: AttentionBatch) -> None:
-        self._batch, self._room, self._works = batch, None, {}
+        super().plan(batch)
+        self._room, self._works = None, {}
 
     def plan_in(self, room: Room, batch: AttentionBatch) -> None:
         """Plan a step whose work lies, or will lie, in ``room``: nothing is copied where it was planned before."""
-        self._batch, self._room = batch, room
-
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
-        batch = self.batch
-        return self._ops.rope_kv_write(qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, heads)
+        super().plan(batch)
+        self._room = room
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
-        key = tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype), scoring.window
+        key = tiles_for(q, k_cache, v_cache), scoring.window
         work, sizes = self._work(key) if self._room is None else self._room.work(key)
         return attend(q, k_cache, v_cache, self.batch.page_table, work, sizes, scoring)
 

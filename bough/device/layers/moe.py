@@ -15,8 +15,9 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
 from bough.device.lora.pool import AdaptedLayer
-from bough.device.ops.experts import Clamp, ExpertParts
+from bough.device.ops.experts import Clamp, Dense, ExpertParts
 from bough.device.quant.base import LinearMethod
+from bough.device.quant.dense import DenseLinear
 
 Tensor = torch.Tensor
 
@@ -122,7 +123,7 @@ class Experts:
     ) -> None:  # fmt: skip
         self._experts, self._adapters = experts, context.adapters
         self._activation: Callable[[Tensor], Tensor] = clamp or context.ops.silu_mul
-        parts = [ExpertParts(expert.gate_up.parts, expert.down.parts) for expert in experts]
+        parts = [ExpertParts(e.gate_up.parts, e.down.parts, _dense(e)) for e in experts]
         self._fused = context.ops.experts(parts, (hidden_size, inner_size), clamp)
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
@@ -157,6 +158,13 @@ class Experts:
         for j in range(k):
             total.addcmul_(products[j::k], weights[:, j : j + 1])
         return total.to(x.dtype)
+
+
+def _dense(expert: Expert) -> tuple[Dense, Dense] | None:
+    gate_up, down = expert.gate_up, expert.down
+    if isinstance(gate_up, DenseLinear) and isinstance(down, DenseLinear) and gate_up.dense and down.dense:
+        return gate_up.dense, down.dense
+    return None
 
 
 def _adapted(out: Tensor, x: Tensor, places: Tensor | None, layer: AdaptedLayer | None) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,12 +16,30 @@ Tensor = torch.Tensor
 PANEL = 16
 
 
+class Dense(NamedTuple):
+    """The weight [out, in] of a linear layer as it is multiplied with, and its bias [out] or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertParts:
-    """The packed weights of one expert, whose outputs lie side by side: gates, then values; and of the way down."""
+    """The weights of one expert, whose outputs lie side by side: gates, then values; and of the way down.
+
+    Attributes:
+        gate_up, down: packed; empty where they are not.
+        dense: the same two as they are; None where they are held otherwise.
+    """
 
     gate_up: Sequence[PackedLinear]
     down: Sequence[PackedLinear]
+    dense: tuple[Dense, Dense] | None = None
+
+
+ExpertsOp = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""x [T, D], ids [T, k] int32, different experts of each token, and weights [T, k] float32 -> [T, D], where the weighted
+outputs are summed up in float32 in the order of ``ids``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +80,7 @@ class FusedExperts:
         )  # fmt: skip
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, D], ids [T, k] int32, different experts of each token, and weights [T, k] float32 -> [T, D], where the
-        weighted outputs are summed up in float32 in the order of ``ids``. ValueError for what does not fit."""
+        """See :data:`ExpertsOp`. ValueError for what does not fit."""
         fits = (
             x.shape[1:] == (self._hidden_size,)
             and ids.shape == weights.shape == (len(x), ids.shape[-1])

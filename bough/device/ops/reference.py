@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from bough.device.ops import sampling
 from bough.device.ops.cells import Cells, read_cells, write_cells
-from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
@@ -127,9 +127,7 @@ class ReferenceOps:
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
 
-    def experts(
-        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
-    ) -> FusedExperts | None:
+    def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> ExpertsOp | None:
         return None
 
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:

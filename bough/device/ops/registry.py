@@ -9,7 +9,7 @@ import torch
 
 from bough.device.ops import build
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
@@ -167,9 +167,7 @@ class Ops(Protocol):
         """All layers in one call (:mod:`bough.device.ops.stack`); None where that cannot be."""
         ...
 
-    def experts(
-        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
-    ) -> FusedExperts | None:
+    def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> ExpertsOp | None:
         """All experts of a layer of (hidden size, inner size) in one call (:mod:`bough.device.ops.experts`); None where
         that cannot be. ``clamp`` is the activation, instead of :meth:`silu_mul`."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -64,8 +65,14 @@ def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
         return asked
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < FEATURES["bf16"]:
         return "cpu"
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return "cpu"
-    return "cuda"
+    return "cpu" if find_spec("triton") is None else "cuda"
+
+
+def lost(error: Exception) -> bool:
+    """Whether ``error``, raised by a launch or by waiting for one, leaves this process without its device.
+
+    After an illegal access or a failed launch every later call fails, too (CUDA programming guide, "Error Checking");
+    memory that could not be had is no such error.
+    """
+    text = str(error)
+    return text.startswith(("CUDA error", "Triton Error [CUDA]")) and "out of memory" not in text

@@ -16,6 +16,10 @@ from bough.device.quant.base import Blocks, Parameter
 Tensor = torch.Tensor
 
 
+_IQ4_LEVELS = torch.tensor([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], dtype=torch.uint8)
+"""What the four bits of IQ4_NL stand for, and 128."""
+
+
 def pack_as_stored(parameter: Parameter) -> PackedWeight | None:
     """What the file holds; None where that is not quantised, or there is no kernel for it."""
     blocks = parameter.blocks()
@@ -44,6 +48,32 @@ def _q4_0(blocks: Blocks) -> PackedWeight:
 def _q4_1(blocks: Blocks) -> PackedWeight:
     d, q = _fields(blocks, 32, 4, 16)
     return pack_groups(Kind.Q4_MIN, q, d.contiguous().view(torch.float16))
+
+
+def _q5_0(blocks: Blocks) -> PackedWeight:
+    """As bytes: their scales are those of groups of 32, too."""
+    d, high, q = _fields(blocks, 32, 2, 4, 16)
+    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    values = torch.cat((q & 15, q >> 4), dim=2) | bits.flatten(2) << 4
+    return pack_groups(Kind.Q8, (values + (128 - 16)).flatten(1), _half(d))
+
+
+def _iq4_nl(blocks: Blocks) -> PackedWeight:
+    """As bytes: the levels are integers."""
+    d, q = _fields(blocks, 32, 2, 16)
+    values = _IQ4_LEVELS[torch.cat((q & 15, q >> 4), dim=2).long()]
+    return pack_groups(Kind.Q8, values.flatten(1), _half(d))
+
+
+def _q3_k(blocks: Blocks) -> PackedWeight:
+    """As Q6_K, whose scales are of groups of 16, too, and have more bits."""
+    high, q, packed, d = _fields(blocks, 256, 32, 64, 12, 2)
+    low = torch.stack([q.unflatten(2, (2, 32)) >> shift & 3 for shift in (0, 2, 4, 6)], dim=3).flatten(2)
+    top = torch.cat([high >> bit & 1 for bit in range(8)], dim=2)
+    values = (low | top << 2).flatten(1) + (32 - 4)
+    tops = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)
+    scales = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), dim=2) | tops << 4
+    return pack_groups(Kind.Q6_K, values, _half(d), (scales - 32).reshape(len(values), -1, 2))
 
 
 def _q8_0(blocks: Blocks) -> PackedWeight:
@@ -77,7 +107,10 @@ def _q6_k(blocks: Blocks) -> PackedWeight:
 PACKERS: dict[str, Callable[[Blocks], PackedWeight]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
+    "Q5_0": _q5_0,
     "Q8_0": _q8_0,
+    "IQ4_NL": _iq4_nl,
+    "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
 }

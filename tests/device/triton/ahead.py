@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
+from bough.device.ops.triton import attention, elementwise, experts, latent, linear, merge, rope, sampling
 
 ARCHITECTURES = (80, 90)
 
@@ -90,6 +90,8 @@ def builds() -> Iterator[Build]:
         )  # fmt: skip
     yield from sampling_builds()
     yield from linear_builds()
+    yield from latent_builds()
+    yield from expert_builds()
 
 
 def attention_builds() -> Iterator[Build]:
@@ -125,11 +127,54 @@ def attention_builds() -> Iterator[Build]:
             )  # fmt: skip
     for sinks in (False, True):
         yield Build(
-            f"merge sinks={sinks}", attention.merge_kernel,
+            f"merge sinks={sinks}", merge.merge_kernel,
             {"work": torch.int32, "partials": torch.float32, "stats": torch.float32, "sinks": torch.float32,
              "out": torch.bfloat16},
-            {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_H": attention.MERGED_HEADS, "SINKS": sinks},
+            {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_H": merge.HEADS, "SINKS": sinks},
         )  # fmt: skip
+
+
+def latent_builds() -> Iterator[Build]:
+    """DeepSeek-V3 and V2 Lite."""
+    for n_heads in (128, 16):
+        for large in (False, True):
+            queries, heads = latent.blocks_of(n_heads, large)
+            yield Build(
+                f"latent {'large' if large else 'small'} H={n_heads}", latent.latent_kernel,
+                {"q": torch.bfloat16, "cells": torch.bfloat16, "cell_scale": torch.float32, "page_table": torch.int32,
+                 "work": torch.int32, "out": torch.bfloat16, "partials": torch.float32, "stats": torch.float32,
+                 "table_stride": "i32", "scale": "fp32"},
+                {"HEADS": n_heads, "BLOCK_H": heads, "REST": 64, "BLOCK_R": 64, "LATENT": 512, "BLOCK_M": queries,
+                 "BLOCK_N": latent.KEYS, "LARGE": int(large), "QUANTIZED": False, "PRECISION": "tf32"},
+                latent.warps_of(queries), latent.STAGES, odd=("table_stride",), expects=MMA,
+            )  # fmt: skip
+    yield Build(
+        "merge D=576", merge.merge_kernel,
+        {"work": torch.int32, "partials": torch.float32, "stats": torch.float32, "sinks": torch.bfloat16,
+         "out": torch.bfloat16},
+        {"HEADS": 128, "DIM": 576, "BLOCK_D": 1024, "BLOCK_H": merge.HEADS, "SINKS": False},
+    )  # fmt: skip
+
+
+def expert_builds() -> Iterator[Build]:
+    bf16 = torch.bfloat16
+    yield Build(
+        "route", experts.route_kernel,
+        {"ids": torch.int32, "order": torch.int32, "starts": torch.int32, "n": "i32"},
+        {"BLOCK": experts.ROUTED}, odd=("n",),
+    )  # fmt: skip
+    for rows in (16, 64, 256):
+        for gated in (True, False):
+            block_m, block_n, block_k, warps = experts.blocks_of(rows, gated)
+            yield Build(
+                f"experts gated={gated} rows={rows}", experts.experts_kernel,
+                {"x": bf16, "weight": bf16, "bias": bf16, "shares": torch.float32, "order": torch.int32,
+                 "starts": torch.int32, "out": bf16 if gated else torch.float32, "n_in": "i32", "n_out": "i32",
+                 "top_k": "i32", "alpha": "fp32", "limit": "fp32"},
+                {"GATED": gated, "BIAS": False, "CLAMP": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                 "BLOCK_K": block_k, "PRECISION": "tf32"},
+                warps, 3, odd=("top_k",), expects=MMA if rows == 16 else WGMMA,
+            )  # fmt: skip
 
 
 def sampling_builds() -> Iterator[Build]:

@@ -14,6 +14,9 @@ import pytest
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one program may have (CUDA programming guide, compute capabilities)."""
 
+SPILLED = 8
+"""Bytes per thread: the assembler gives up two registers where one more program then fits a multiprocessor."""
+
 
 def compiled(part: str, cache: Path) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(cache)}
@@ -28,7 +31,7 @@ def check(builds: list[dict[str, Any]]) -> None:
     for build in builds:
         assert "error" not in build, build
         assert build["shared"] <= SHARED[build["architecture"]], build
-        assert build["stack"] == 0, f"registers are spilled: {build}"
+        assert build["stack"] <= SPILLED, f"registers are spilled: {build}"
         assert not build["expects"] or build[build["expects"]] > 0, build
 
 

@@ -9,7 +9,6 @@ results merged by their sums (split-KV: Dao et al. 2023; shared prefixes: Juravs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
@@ -18,13 +17,12 @@ import triton.language as tl
 from bough.device.attention.work import Sizes, Tiles
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.heads import Scoring
-from bough.device.ops.triton.launch import check, check_floats, next_power
+from bough.device.ops.triton import latent
+from bough.device.ops.triton.launch import check, check_floats, next_power, resident
+from bough.device.ops.triton.merge import merge
 from bough.device.ops.triton.rope import parts
 
 Tensor = torch.Tensor
-
-MERGED_HEADS = 8
-"""Heads that a program merges."""
 
 
 @triton.jit
@@ -103,43 +101,6 @@ def attend_kernel(
             tl.store(stats + 2 * where + 1, total, mask=held)
 
 
-@triton.jit
-def merge_kernel(
-    work, partials, stats, sinks, out,
-    HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, SINKS: tl.constexpr,
-):  # fmt: skip
-    index = tl.program_id(0)
-    if index < tl.load(work + 2):
-        token = tl.load(work + tl.load(work + 7) + index).to(tl.int64)
-        starts = work + tl.load(work + 8) + index
-        found = work + tl.load(work + 9)
-        heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-        known = heads < HEADS
-        d = tl.arange(0, BLOCK_D)[None, :]
-        inside = known[:, None] & (d < DIM)
-        top = tl.full((BLOCK_H,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_H,), tl.float32)
-        result = tl.zeros((BLOCK_H, BLOCK_D), tl.float32)
-        if SINKS:
-            top = tl.load(sinks + heads, mask=known, other=0.0).to(tl.float32) * 1.4426950408889634
-            total += 1.0
-        for at in range(tl.load(starts), tl.load(starts + 1)):
-            where = tl.load(found + at).to(tl.int64) * HEADS + heads
-            part_top = tl.load(stats + 2 * where, mask=known, other=0.0)
-            part_total = tl.load(stats + 2 * where + 1, mask=known, other=0.0)
-            part = tl.load(partials + where[:, None] * DIM + d, mask=inside, other=0.0)
-            higher = tl.maximum(top, part_top)
-            # A window may leave a query nothing to see in a split.
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            before, here = tl.exp2(top - level), tl.exp2(part_top - level)
-            total = total * before + part_total * here
-            result = result * before[:, None] + part * here[:, None]
-            top = higher
-        place = (token * HEADS + heads)[:, None] * DIM + d
-        mixed = result / tl.where(known, total, 1.0)[:, None]
-        tl.store(out + place, mixed.to(out.dtype.element_ty), mask=inside)
-
-
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """Constants of one of the two forms of the kernel: queries, keys, warps, stages of the pipeline of loads."""
@@ -171,10 +132,11 @@ def tiles_of(n_heads: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Til
     return Tiles(small, large)
 
 
-@cache
-def resident(device: torch.device) -> int:
-    """Programs that a launch asks for where there is enough work: a few for each multiprocessor."""
-    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
+def tiles_for(q: Tensor, k_cache: Cells, v_cache: Cells) -> Tiles:
+    """The tiles that attention of q [T, H, D] to these cells is planned with."""
+    if v_cache is k_cache:
+        return latent.tiles_of(q.shape[1])
+    return tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
 
 
 def attend(
@@ -186,15 +148,19 @@ def attend(
     sizes: Sizes,
     scoring: Scoring,
 ) -> Tensor:
-    """Attention of q [T, H, D] as ``work`` says, planned with :func:`tiles_of` and the window: [T, H, D].
+    """Attention of q [T, H, D] as ``work`` says, planned with :func:`tiles_for` and the window: [T, H, D].
+
+    Values that are the keys themselves, the same object, are read once (:mod:`.latent`).
 
     Args:
         q, k_cache, v_cache, page_table, scoring: as in :meth:`bough.device.ops.registry.Ops.paged_attention`.
         work: int32, the array of :class:`bough.device.attention.work.Work`, on the device.
         sizes: of the work, or bounds of it.
     """
+    if v_cache is k_cache:
+        return latent.attend_latent(q, k_cache, page_table, work, sizes, scoring)
     check_floats("paged_attention", q)
-    n, n_heads, dim = q.shape
+    n_heads, dim = q.shape[1:]
     n_kv_heads = k_cache.shape[1]
     check(
         k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim) and n_heads % n_kv_heads == 0,
@@ -219,9 +185,5 @@ def attend(
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
-    if sizes.merged:
-        merge_kernel[(sizes.merged, triton.cdiv(n_heads, MERGED_HEADS))](
-            work, partials, stats, sinks, out,
-            HEADS=n_heads, DIM=dim, BLOCK_D=block_d, BLOCK_H=MERGED_HEADS, SINKS=scoring.sinks is not None, num_warps=4,
-        )  # fmt: skip
+    merge(work, partials, stats, scoring.sinks, out, sizes)
     return out

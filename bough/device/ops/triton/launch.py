@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 
@@ -38,3 +40,9 @@ def check(fits: bool, op: str, *tensors: Tensor) -> None:
 def shown(*tensors: Tensor) -> str:
     """dtypes and shapes, for people."""
     return ", ".join(f"{t.dtype} {list(t.shape)}" for t in tensors)
+
+
+@cache
+def resident(device: torch.device) -> int:
+    """Programs that a launch asks for where there is enough work: a few for each multiprocessor."""
+    return 4 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

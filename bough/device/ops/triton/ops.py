@@ -10,15 +10,15 @@ import torch
 from bough.base.plan import SharedPrefix
 from bough.device.attention.work import HostBatch, plan_work
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
-from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.heads import Scoring
 from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import PackedApply
-from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
+from bough.device.ops.triton.experts import GroupedExperts
 from bough.device.platform.copies import to_device
 
 Tensor = torch.Tensor
@@ -34,6 +34,14 @@ class TritonOps:
     """
 
     name = "triton"
+
+    rope_kv_write = staticmethod(rope.rope_kv_write)
+    argmax = staticmethod(sampling.argmax)
+    apply_bitmask = staticmethod(sampling.apply_bitmask)
+    sample = staticmethod(sampling.sample)
+    logprobs = staticmethod(sampling.logprobs)
+    packed_rows = staticmethod(linear.packed_rows)
+    fp8_linear = staticmethod(linear.fp8_linear)
 
     def __init__(self, device: torch.device, reason: str) -> None:
         """``device`` is where weights go."""
@@ -52,18 +60,6 @@ class TritonOps:
     def gelu_mul(self, x: Tensor) -> Tensor:
         return elementwise.gated(x, gelu=True)
 
-    def rope_kv_write(
-        self,
-        qkv: Tensor,
-        cos_sin: Tensor,
-        positions: Tensor,
-        out_loc: Tensor,
-        k_cache: Cells,
-        v_cache: Cells,
-        heads: Heads,
-    ) -> Tensor:
-        return rope.rope_kv_write(qkv, cos_sin, positions, out_loc, k_cache, v_cache, heads)
-
     def paged_attention(
         self,
         q: Tensor,
@@ -78,28 +74,16 @@ class TritonOps:
     ) -> Tensor:
         """Waits for the indices, to plan with them; :class:`bough.device.attention.triton.TritonAttention` plans
         without the device, once per step."""
-        tiles = attention.tiles_of(q.shape[1], k_cache.shape[1], q.shape[2], q.dtype)
+        tiles = attention.tiles_for(q, k_cache, v_cache)
         batch = HostBatch(rows.cpu().numpy(), q_start.cpu().numpy(), seq_len.cpu().numpy(), _shared(groups))
         work = plan_work(batch, tiles, scoring.window)
         array = to_device(work.array, q.device)
         return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
-    def argmax(self, logits: Tensor) -> Tensor:
-        return sampling.argmax(logits)
-
-    def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        sampling.apply_bitmask(logits, masks, rows)
-
     def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
         return self.argmax(chosen)
-
-    def sample(self, logits: Tensor, draws: Draws) -> Tensor:
-        return sampling.sample(logits, draws)
-
-    def logprobs(self, logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> TokenLogprobs:
-        return sampling.logprobs(logits, tokens, n_top, asked)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_linear, weight.to(self._device), bias)
@@ -110,20 +94,15 @@ class TritonOps:
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         return None
 
-    def experts(
-        self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None
-    ) -> FusedExperts | None:
-        return None
+    def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> ExpertsOp | None:
+        """Of weights in the model's dtype, which it moves together."""
+        dense = [part.dense for part in experts if part.dense is not None]
+        if len(dense) < len(experts):
+            return None
+        return GroupedExperts([part[0] for part in dense], [part[1] for part in dense], sizes, clamp)
 
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
         return DenseLora(self.linear, sizes, dtype)
-
-    def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        return linear.packed_rows(weight, ids, dtype)
-
-    def fp8_linear(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """See :class:`bough.device.quant.fp8.Fp8Ops`."""
-        return linear.fp8_linear(x, weight, scale, bias)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

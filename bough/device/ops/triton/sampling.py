@@ -64,6 +64,18 @@ def _distances(row, at, vocab, largest, temperature):
 
 
 @triton.jit
+def _kept_weights(row, at, vocab, largest, temperature, edge, ties, furthest, on_edge):
+    """Weights of the tokens ``at``, 0 of those that are not kept, and how many lie on the edge up to their end."""
+    distance = _distances(row, at, vocab, largest, temperature)
+    bits = distance.to(tl.int32, bitcast=True)
+    level = ((bits == edge) & (at < vocab)).to(tl.int32)
+    rank = on_edge + tl.cumsum(level, axis=0)
+    kept = (bits < edge) | ((bits == edge) & (rank <= ties))
+    kept = kept & (at < vocab) & (distance.to(tl.float64) <= furthest)
+    return tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), on_edge + tl.sum(level, axis=0)
+
+
+@triton.jit
 def _threshold(row, vocab, largest, temperature, count, weight, above, BLOCK: tl.constexpr):
     """The smallest bits of a distance for which the tokens up to it are at least ``count``, or weigh at least
     ``weight``, whichever comes first; then number and weight of the tokens before it. ``above`` is a bound of it."""
@@ -122,12 +134,10 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
             on_edge = 0
             for first in range(0, vocab, BLOCK):
                 at = first + tl.arange(0, BLOCK)
-                distance = _distances(row, at, vocab, largest, temperature)
-                bits = distance.to(tl.int32, bitcast=True)
-                rank = on_edge + tl.cumsum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
-                kept = (at < vocab) & ((bits < edge) | ((bits == edge) & (rank <= ties)))
-                whole += tl.sum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), axis=0)
-                on_edge += tl.sum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
+                weights, on_edge = _kept_weights(
+                    row, at, vocab, largest, temperature, edge, ties, float("inf"), on_edge
+                )
+                whole += tl.sum(weights, axis=0)
             asked = top_p * whole
             reached, before, weight = _threshold(row, vocab, largest, temperature, vocab, asked, edge, BLOCK)
             if reached < edge:
@@ -141,13 +151,8 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
         on_edge = 0
         for first in range(0, vocab, BLOCK):
             at = first + tl.arange(0, BLOCK)
-            distance = _distances(row, at, vocab, largest, temperature)
-            bits = distance.to(tl.int32, bitcast=True)
-            rank = on_edge + tl.cumsum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
-            kept = (bits < edge) | ((bits == edge) & (rank <= ties))
-            kept = kept & (at < vocab) & (distance.to(tl.float64) <= furthest)
-            total += tl.sum(tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64), axis=0)
-            on_edge += tl.sum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
+            weights, on_edge = _kept_weights(row, at, vocab, largest, temperature, edge, ties, furthest, on_edge)
+            total += tl.sum(weights, axis=0)
         target = u * total
         sum = tl.zeros((), tl.float64)
         on_edge = 0
@@ -155,18 +160,12 @@ def sample_kernel(logits, best, parameters, out, n, vocab, BLOCK: tl.constexpr):
         last = 0
         for first in range(0, vocab, BLOCK):
             at = first + tl.arange(0, BLOCK)
-            distance = _distances(row, at, vocab, largest, temperature)
-            bits = distance.to(tl.int32, bitcast=True)
-            rank = on_edge + tl.cumsum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
-            kept = (bits < edge) | ((bits == edge) & (rank <= ties))
-            kept = kept & (at < vocab) & (distance.to(tl.float64) <= furthest)
-            weights = tl.where(kept, tl.exp(-distance), 0.0).to(tl.float64)
+            weights, on_edge = _kept_weights(row, at, vocab, largest, temperature, edge, ties, furthest, on_edge)
             ends = sum + tl.cumsum(weights, axis=0)
             passed = (ends > target) & (weights > 0.0)
             token = tl.minimum(token, tl.min(tl.where(passed, at, 2147483647), axis=0))
             last = tl.maximum(last, tl.max(tl.where(weights > 0.0, at, 0), axis=0))
             sum += tl.sum(weights, axis=0)
-            on_edge += tl.sum(((bits == edge) & (at < vocab)).to(tl.int32), axis=0)
         # Rounding may put the target at the very end; it is then the last token that has any weight.
         tl.store(out + index, tl.minimum(token, last).to(tl.int64))
 

@@ -1,0 +1,199 @@
+"""Runs the sections one after the other, as far as the time goes, and writes down each row as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.gpu import checks, kernels, limits, serving, steps
+from benchmarks.gpu.clock import Budget, Stopwatch
+from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.play import Engine, Features
+from benchmarks.gpu.report import GOALS, PREFILL_GOAL, markdown
+from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, TINY, Shape, write
+from bough.device.ops.triton.ops import TritonOps
+
+Row = dict[str, Any]
+
+ROWS = 256
+CONTEXT = 1024
+
+
+class Run:
+    """One run: its budget, its folder, and what was found so far."""
+
+    def __init__(self, device: Literal["cpu", "cuda"], tiny: bool, minutes: float, output: Path) -> None:
+        self.device: Literal["cpu", "cuda"] = device
+        self.tiny = tiny
+        self.budget = Budget(60 * minutes)
+        self.watch = Stopwatch(torch.device(device), 1 if tiny else 20)
+        self.limits = Limits(1.0, 1.0)
+        self._output = output
+        name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
+        self.result: dict[str, Any] = {
+            "device": name, "torch": torch.__version__, "python": platform.python_version(), "tiny": tiny,
+            "sections": {}, "left_out": [],
+        }  # fmt: skip
+
+    def section(self, name: str, rows: Iterator[Row], seconds: float = 0.0) -> None:
+        """Take ``rows`` until the budget has fewer than ``seconds`` left; one that fails ends the section."""
+        found = self.result["sections"].setdefault(name, [])
+        while self.budget.left > seconds:
+            try:
+                row = next(rows, None)
+            except Exception as error:
+                self.result["left_out"].append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+                row = None
+            if row is None:
+                break
+            found.append(row)
+            print(f"[{self.budget.left:5.0f} s left] {name}: {json.dumps(row)}", flush=True)
+            self.save()
+        else:
+            self.result["left_out"].append(f"{name}: after {len(found)} rows the time was over")
+        rows.close()  # type: ignore[attr-defined]  # generators all of them: an engine gives its memory back
+        self.save()
+
+    def save(self) -> None:
+        """JSON, and the same as a table."""
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        self._output.write_text(json.dumps(self.result, indent=1) + "\n")
+        self._output.with_suffix(".md").write_text(markdown(self.result))
+
+    def engine(self, shape: Shape, folder: Path, **options: Any) -> Engine:
+        context = 256 if self.tiny else 16384
+        model = write(shape, folder / shape.name, context)
+        return Engine(model, self.device, self.tiny, **options)
+
+
+def correctness(run: Run, folder: Path) -> Iterator[Row]:
+    tests = ("tests/device/triton/test_sampling.py", "-k", "argmax") if run.tiny else checks.TESTS
+    yield checks.run_tests(tests, 60 if run.tiny else 120, 1 if run.tiny else os.cpu_count() or 1)
+    shape = TINY if run.tiny else SMALL
+    sizes = {"rows": 8 if run.tiny else 64, "pool_tokens": 2048 if run.tiny else 65536}
+    engines = []
+    try:
+        for graphs in (True, False):
+            engines.append(run.engine(shape, folder, dtype="float32", graphs=graphs, **sizes))
+        yield from checks.equivalence(engines[0], engines[1], shape.vocab_size, run.tiny)
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def single_kernels(run: Run) -> Iterator[Row]:
+    device = torch.device(run.device)
+    dtype = torch.bfloat16 if run.device == "cuda" else torch.float32
+    world = kernels.World(TritonOps(device, "measured"), device, dtype, run.tiny)
+    with torch.inference_mode():
+        for case in kernels.cases(world):
+            yield kernels.measure(case, run.watch, run.limits)
+
+
+def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Iterator[Row]:
+    """Decode, prefill and the serving workloads of one engine, features off in turn."""
+    batches = (1, 3) if run.tiny else (1, 8, 64, ROWS)
+    context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
+    rows = max(batches)
+    pool = 2048 if run.tiny else rows * (context + answer + 8)
+    # A folder of its own: the same shape may be built again with other options.
+    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool, **options)
+    try:
+        yield {"name": "start", "built_s": round(engine.built_seconds, 2)}
+        for batch in batches:
+            row = steps.decode(engine, shape, run.limits, batch, context, answer=answer)
+            yield {"name": f"decode, {batch} rows from {context}", **row, "goal": GOALS.get((shape.name, batch), "")}
+        for n in (20,) if run.tiny else (2048, 8192):
+            row = steps.prefill(engine, shape, run.limits, n)
+            yield {"name": f"prefill, {n} tokens", **row, "goal": PREFILL_GOAL}
+        off = dict(steps.features())
+        row = steps.decode(engine, shape, run.limits, batches[-1], context, off["no overlap"], answer)
+        yield {"name": f"decode, {batches[-1]} rows, no overlap", **row}
+        yield from serve(run, engine, shape, off)
+    finally:
+        engine.close()
+
+
+def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> Iterator[Row]:
+    for seed, name in enumerate(serving.WORKLOADS):
+        engine.play(serving.asks(name, shape.vocab_size, True, seed))  # compiles what is new
+        whole = engine.play(serving.asks(name, shape.vocab_size, run.tiny, seed)).figures()
+        yield {"name": name, **whole}
+        for without in serving.WORTH[name]:
+            asks = serving.asks(name, shape.vocab_size, run.tiny, seed)
+            yield {"name": f"{name}, {without}", **serving.summary(engine.play(asks, off[without]).figures(), whole)}
+
+
+def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Iterator[Row]:
+    """The same decode by an engine with other options."""
+    batches = (2,) if run.tiny else (1, 64)
+    context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
+    pool = 2048 if run.tiny else max(batches) * (context + answer + 8)
+    engine = run.engine(shape, folder, rows=max(batches), pool_tokens=pool, **options)
+    try:
+        for batch in batches:
+            row = steps.decode(engine, shape, run.limits, batch, context, answer=answer)
+            yield {"name": f"{name}: decode, {batch} rows from {context}", **row}
+    finally:
+        engine.close()
+
+
+def others(run: Run, shape: Shape, folder: Path) -> Iterator[Row]:
+    """Engines with one option changed; the share is of the roofline of bfloat16."""
+    options: dict[str, dict[str, Any]] = {"no graphs": {"graphs": False}}
+    if run.device == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
+        options |= {"fp8 weights": {"quantize": "fp8"}, "fp8 KV": {"kv_dtype": "fp8"}}
+    for name, changed in options.items():
+        yield from decode_only(run, shape, folder, name, **changed)
+
+
+def measure_limits(run: Run) -> Iterator[Row]:
+    run.limits = limits.measure(run.watch, run.tiny)
+    run.result["limits"] = {"bandwidth": run.limits.bandwidth, "flops": run.limits.flops}
+    yield {"copy_gb_per_s": round(run.limits.bandwidth / 1e9), "tflops": round(run.limits.flops / 1e12, 1)}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="shapes of nothing, to see that every part runs")
+    parser.add_argument("--minutes", type=float, default=8.5, help="the run ends by then (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="a .md is written beside it")
+    parser.add_argument("--only", nargs="*", help="sections, instead of all")
+    asked = parser.parse_args(arguments)
+    if asked.device == "cpu":
+        if not asked.tiny:
+            parser.error("without a GPU the kernels are interpreted: only --tiny makes sense")
+        os.environ["TRITON_INTERPRET"] = "1"
+        importlib.import_module("tests.device.triton.interpreter").mend()
+    run = Run(asked.device, asked.tiny, asked.minutes, asked.output)
+    first, second = (TINY, replace(TINY, name="tiny, tied", tied=True)) if asked.tiny else (LLAMA_8B, LLAMA_1B)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        sections: dict[str, tuple[Callable[[], Iterator[Row]], float]] = {
+            "limits": (lambda: measure_limits(run), 0.0),
+            "checks": (lambda: correctness(run, folder), 60.0),
+            first.name: (lambda: model(run, first, folder), 20.0),
+            "kernels": (lambda: single_kernels(run), 90.0),
+            second.name: (lambda: model(run, second, folder), 15.0),
+            "other options": (lambda: others(run, first, folder), 20.0),
+        }
+        for title, (rows, seconds) in sections.items():
+            if not asked.only or title in asked.only:
+                run.section(title, rows(), 0.0 if asked.tiny else seconds)
+    print(markdown(run.result))
+    wrong = [row["name"] for row in run.result["sections"].get("checks", []) if not row["ok"]]
+    if wrong:
+        print("not right: " + ", ".join(wrong), file=sys.stderr)
+    return 1 if wrong else 0

@@ -1,0 +1,223 @@
+"""The architectures of GGUF files: what each calls its parameters and settings, in the terms of Hugging Face.
+
+The names and keys are those that llama.cpp's converter writes, and what it leaves out is what llama.cpp assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bough.base.errors import ConfigError
+from bough.weights.gguf import GgufFile, TensorInfo
+from bough.weights.gguf_metadata import Metadata
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+Settings = Callable[[Metadata, Mapping[str, TensorInfo]], dict[str, Any]]
+
+IN_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Names within a layer, where an architecture does not say otherwise."""
+
+_NORMS_AROUND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        model_type: of the Hugging Face config.
+        names: within a layer, where they are not those of ``IN_LAYER``; ``{}`` stands for the number of an expert.
+        permuted: rows of queries and keys are in llama.cpp's order.
+        norm_offset: what the file's norms are larger by.
+        settings: what the config has beside what all have.
+    """
+
+    model_type: str
+    names: Mapping[str, str] = field(default_factory=dict)
+    permuted: bool = False
+    norm_offset: float = 0.0
+    settings: Settings = lambda meta, tensors: {}
+
+
+def family_of(file: GgufFile) -> tuple[Metadata, Family]:
+    """The metadata of a file and its architecture; ConfigError if that is not known."""
+    arch = file.metadata.get("general.architecture")
+    if not isinstance(arch, str) or arch not in FAMILIES:
+        raise ConfigError(f"{file.path}: GGUF architecture {arch!r} is not supported; supported: {', '.join(FAMILIES)}")
+    meta = Metadata(file.metadata, arch)
+    if arch == "llama" and meta.size("{}.expert_count", 0):
+        return meta, MIXTRAL
+    return meta, FAMILIES[arch]
+
+
+def _layer_types(meta: Metadata, period: int) -> dict[str, Any]:
+    """Windows, which every layer has but each ``period``-th, unless the file tells."""
+    window, n_layers = meta.size("{}.attention.sliding_window", 0), meta.size("{}.block_count")
+    pattern = meta.get("{}.attention.sliding_window_pattern")
+    if isinstance(pattern, np.ndarray) and pattern.dtype == np.bool_ and len(pattern) >= n_layers:
+        sliding = [bool(x) for x in pattern[:n_layers]]
+    else:
+        period = meta.size("{}.attention.sliding_window_pattern", period)
+        sliding = [(i + 1) % period != 0 for i in range(n_layers)]
+    return {
+        "sliding_window": window or None,
+        "layer_types": [SLIDING if window and slides else FULL for slides in sliding],
+    }
+
+
+def _query_scale(meta: Metadata, largest: int) -> float:
+    """What scores of Gemma are divided by the root of; in the release with ``largest`` layers it is another."""
+    heads, hidden = meta.size("{}.attention.head_count"), meta.size("{}.embedding_length")
+    by_width = meta.size("{}.block_count") == largest
+    return hidden // heads if by_width else meta.size("{}.attention.key_length", max(1, hidden // heads))
+
+
+def _gemma2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        **_layer_types(meta, 2),
+        "query_pre_attn_scalar": _query_scale(meta, 46),
+        "attn_logit_softcapping": meta.number("{}.attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": meta.number("{}.final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        **_layer_types(meta, 6),
+        "query_pre_attn_scalar": _query_scale(meta, 62),
+        "final_logit_softcapping": meta.number("{}.final_logit_softcapping", 0.0),
+        "rope_theta": meta.number("{}.rope.freq_base", 1_000_000.0),
+        "rope_local_base_freq": meta.number("{}.rope.freq_base_swa", 10000.0),
+    }
+
+
+def _phi3(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"sliding_window": meta.size("{}.attention.sliding_window", 0) or None}
+
+
+def _granite(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    hidden, heads = meta.size("{}.embedding_length"), meta.size("{}.attention.head_count")
+    return {
+        "attention_multiplier": meta.number("{}.attention.scale", max(1, hidden // heads) ** -0.5),
+        "embedding_multiplier": meta.number("{}.embedding_scale", 1.0),
+        "residual_multiplier": meta.number("{}.residual_scale", 1.0),
+        "logits_scaling": meta.number("{}.logit_scale", 1.0),
+    }
+
+
+def _olmo2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    if meta.size("{}.attention.sliding_window", 0):
+        raise ConfigError("GGUF files of OLMo 3, with windows, are not supported")
+    return {}
+
+
+def _cohere2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        **_layer_types(meta, 4),
+        "layer_norm_eps": meta.number("{}.attention.layer_norm_epsilon"),
+        "logit_scale": meta.number("{}.logit_scale"),
+    }
+
+
+def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        "num_local_experts": meta.size("{}.expert_count"),
+        "num_experts_per_tok": meta.size("{}.expert_used_count"),
+    }
+
+
+def _qwen_moe(normalise: bool) -> Settings:
+    def settings(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+        def outputs(name: str) -> int | None:
+            info = tensors.get(f"blk.0.{name}.weight")
+            return None if info is None or len(info.shape) < 2 else info.shape[-2]
+
+        return {
+            "num_experts": meta.size("{}.expert_count"),
+            "num_experts_per_tok": meta.size("{}.expert_used_count"),
+            "norm_topk_prob": normalise,
+            "moe_intermediate_size": outputs("ffn_gate_exps"),
+            "shared_expert_intermediate_size": outputs("ffn_gate_shexp"),
+        }
+
+    return settings
+
+
+MIXTRAL = Family(
+    model_type="mixtral",
+    names={
+        "ffn_gate_inp": "block_sparse_moe.gate",
+        "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+        "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+        "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    },
+    permuted=True,
+    settings=_mixtral,
+)
+"""Which GGUF files call llama, too."""
+
+FAMILIES = {
+    "llama": Family(model_type="llama", permuted=True),
+    "qwen2": Family(model_type="qwen2"),
+    "qwen3": Family(model_type="qwen3"),
+    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_qwen_moe(False)),
+    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_qwen_moe(True)),
+    "gemma2": Family(model_type="gemma2", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma2),
+    "gemma3": Family(model_type="gemma3_text", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma3),
+    "phi3": Family(
+        model_type="phi3",
+        names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        settings=_phi3,
+    ),
+    "granite": Family(model_type="granite", permuted=True, settings=_granite),
+    "olmo2": Family(
+        model_type="olmo2",
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        settings=_olmo2,
+    ),
+    "glm4": Family(
+        model_type="glm4",
+        names={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+    ),
+    "cohere2": Family(model_type="cohere2", settings=_cohere2),
+    "smollm3": Family(model_type="smollm3", permuted=True),
+}
+"""GGUF architecture -> what it is."""

@@ -1,0 +1,74 @@
+"""The measurement of a GPU, on shapes of nothing and without one: every part of it runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks.gpu import main as gpu
+from benchmarks.gpu.clock import Budget
+from benchmarks.gpu.shapes import LLAMA_8B
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    output = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    assert gpu.main(["--tiny", "--device", "cpu", "--minutes", "60", "--output", str(output)]) == 0
+    assert output.with_suffix(".md").read_text().count("## ") == 6
+    return json.loads(output.read_text())
+
+
+@pytest.mark.slow
+def test_every_section_runs(result: dict) -> None:
+    assert not result["left_out"]
+    assert list(result["sections"]) == ["limits", "checks", "tiny", "kernels", "tiny, tied", "other options"]
+    assert all(result["sections"].values())
+    for row in itertools.chain.from_iterable(result["sections"].values()):
+        assert row.get("errors", 0) == 0 and row.get("ok", True), row
+
+
+@pytest.mark.slow
+def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
+    rows = {row["name"]: row for row in result["sections"]["tiny"]}
+    assert rows["rag"]["cached_tokens"] > 0 == rows["rag, no radix"]["cached_tokens"]
+    assert rows["chat"]["cached_tokens"] > 0 and rows["bestof"]["cached_tokens"] > 0
+    assert {"json, no jump", "decode, 3 rows from 12", "prefill, 20 tokens"} <= rows.keys()
+    names = {row["name"].partition(",")[0] for row in result["sections"]["kernels"]}
+    assert {"experts", "latent attention", "linear int4 (W4A16)", "add_rms_norm", "sample top-p"} <= names
+
+
+def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
+    run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
+    rows = ({"name": str(i)} for i in itertools.count())
+    run.budget = Budget(0.0)
+    run.section("endless", rows)
+
+    def fails():
+        yield {"name": "first"}
+        raise RuntimeError("planted\nwith more")
+
+    run.budget = Budget(60.0)
+    run.section("broken", fails())
+    saved = json.loads((tmp_path / "gpu.json").read_text())
+    assert saved["sections"] == {"endless": [], "broken": [{"name": "first"}]}
+    assert saved["left_out"] == ["endless: after 0 rows the time was over", "broken: RuntimeError: planted"]
+
+
+def test_the_shape_is_the_one_that_is_meant() -> None:
+    assert round(LLAMA_8B.read_parameters / 1e9, 2) == 7.50
+    assert LLAMA_8B.kv_bytes == 128 << 10
+    assert round(2 * (LLAMA_8B.read_parameters - LLAMA_8B.head_parameters) / 1e9, 1) == 14.0
+
+
+@pytest.mark.slow
+def test_the_script_starts() -> None:
+    script = Path(gpu.__file__).with_name("run")
+    said = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--minutes" in said
