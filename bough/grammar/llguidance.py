@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import llguidance.numpy
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
@@ -132,7 +132,6 @@ class LLGuidance:
             max_lexer_states=50_000,
             verbose_errors=False,
         )
-        self._executor = LLExecutor(1)
         self._native = native_threads(NATIVE_THREADS)
 
     def compile(self, constraint: Constraint) -> LLTemplate:
@@ -160,11 +159,12 @@ class LLGuidance:
         return LLTemplate(native, tuple(warnings), size, eos_ids, canonical, run)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
-        pairs = [(matcher.native, row) for matcher, row in matchers if isinstance(matcher, LLMatcherState)]
-        if len(pairs) == 1:  # which needs no other thread to be woken
-            llguidance.numpy.fill_next_token_bitmask(pairs[0][0], bits, pairs[0][1])
-        else:
-            llguidance.numpy.fill_next_token_bitmask_par(self._executor, pairs, bits)
+        # The library's batched call hands the work to a thread of its own, and to wake that takes longer than a mask.
+        assert bits.flags.c_contiguous and bits.dtype == np.int32
+        address, size = bits.ctypes.data, bits.strides[0]
+        for matcher, row in matchers:
+            if isinstance(matcher, LLMatcherState):
+                matcher.native.unsafe_compute_mask_ptr(address + row * size, size)
 
     def close(self) -> None:
         """End the threads; there is nothing outside this process."""
