@@ -76,6 +76,9 @@ class DeviceConfig:
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is a GPU where there is one")
     graphs: Literal["on", "off"] = option("on", "replay captured decode steps on a GPU")
+    attention: Literal["triton", "flashinfer"] = option(
+        "triton", "on a GPU, the kernels of steps that are not captured: bough's own, or FlashInfer's"
+    )
     threads: int | None = option(None, "compute threads; all cores by default")
     kernels: Literal["auto", "reference"] = option("auto", "compiled kernels where they exist, or plain torch")
 

@@ -1141,19 +1141,6 @@ LATE = (
         "if launched.outcome is None:\n        plan = launched.plan\n"
         "        return StepResult(plan.step, plan.rows[plan.sample] * 0, plan.sample.astype('int32'))",
     ),
-    Bug(
-        "row_dropped_at_launch",
-        "a row's state was freed by the host while a launched step had yet to use it",
-        (
-            Edit(
-                LateDevice,
-                "forward",
-                "launched = self.device.order(plan)",
-                "launched = self.device.order(plan); [self.device._rows.pop(row) for row in plan.released.tolist()]",
-            ),
-            Edit(FakeDevice, "compute", "del self._rows[row]", "self._rows.pop(row, None)"),
-        ),
-    ),
     _bug(
         "plans_share_their_memory",
         "a plan was written over the one before, which had yet to be copied to the device",
