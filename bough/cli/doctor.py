@@ -20,13 +20,12 @@ from bough.bench import machine
 GIB = 1 << 30
 
 REQUIRED = (
-    "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers", "huggingface_hub",
-    "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
+    "numpy", "aiohttp", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers",
+    "huggingface_hub", "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
 )  # fmt: skip
 """Runtime dependencies besides torch, which has a finding of its own."""
 
 OPTIONAL = {
-    "aiohttp": "no `bough bench serve` (pip install aiohttp)",
     "matplotlib": "no `bough bench --plot` (pip install matplotlib)",
 }
 """Optional package -> what is not there without it."""

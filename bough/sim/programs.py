@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
+import tarfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ RECORDED_SPEED = 150.0
 """Tokens per second that the models of the recorded traces generated: what is left of a gap is the program's pause."""
 PATIENCE = 0.05
 """Seconds that pass at once while everybody waits and nobody may run."""
+
+CHARS, BLOCK = 4, 16
+"""Characters for a token of a text, and tokens for a hash id, where a trace has texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,34 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     """The records of a gzipped JSON-lines trace."""
     with gzip.open(path, "rt") as file:
         return [json.loads(line) for line in file]
+
+
+def read_texts(path: Path) -> list[dict[str, Any]]:
+    """The records of an archive of agents' texts (LMCache agent traces), in the form of :func:`agents`.
+
+    ``CHARS`` characters make a token; as in the other traces a hash id stands for the whole prefix up to it.
+    """
+    ids: dict[tuple[int, str], int] = {}
+    records = []
+    with tarfile.open(path) as archive:
+        files = sorted((m for m in archive.getmembers() if m.name.endswith(".jsonl")), key=lambda m: m.name)
+        for session, member in enumerate(files):
+            extracted = archive.extractfile(member)
+            assert extracted is not None
+            lines = sorted((json.loads(line) for line in extracted), key=lambda line: line["timestamp"])
+            for turn, line in enumerate(lines):
+                text, before, hashes = line["input"], -1, []
+                for start in range(0, len(text) - CHARS * BLOCK + 1, CHARS * BLOCK):
+                    before = ids.setdefault((before, text[start : start + CHARS * BLOCK]), len(ids))
+                    hashes.append(before)
+                records.append(
+                    {
+                        "timestamp": line["timestamp"] / 1e3, "session": session, "turn": turn, "hash_ids": hashes,
+                        "kind": Path(member.name).parent.name, "input_length": max(1, len(text) // CHARS),
+                        "output_length": max(1, len(line["output"]) // CHARS),
+                    }
+                )  # fmt: skip
+    return records
 
 
 def agents(records: Iterable[dict[str, Any]], block: int, unit: int) -> list[Task]:
@@ -126,6 +158,17 @@ def chats(records: Sequence[dict[str, Any]], block: int, unit: int) -> list[Task
     return tasks
 
 
+def independents(n: int, prompt: int, answer: int, rate: float, seed: int = 0) -> list[Task]:
+    """``n`` programs of one call that share nothing, ``rate`` a second, with lengths up to twice the given ones."""
+    rng = np.random.default_rng(seed)
+    fresh, tasks, arrival = _Fresh(0, 1), [], 0.0
+    for i in range(n):
+        arrival += float(rng.exponential(1 / rate))
+        ids, said = fresh.take(int(rng.integers(1, 2 * prompt))), fresh.take(int(rng.integers(1, 2 * answer)))
+        tasks.append(Task(f"alone-{i}", [Call(ids, said, 0.0)], arrival))
+    return tasks
+
+
 def fitting(tasks: Iterable[Task], n_tokens: int) -> list[Task]:
     """The programs as a pool of ``n_tokens`` can serve them: each ends before its first call that does not fit."""
     cut = []
@@ -146,7 +189,7 @@ class Entry:
     """One request of a replay, as it was admitted: what a clairvoyant cache is asked for."""
 
     ids: Ints
-    n_answer: int
+    answer: Ints
     cached: int = 0
 
 
@@ -288,7 +331,7 @@ class Replay:
         task = self._tasks[number]
         call = task.calls[index]
         seed = len(self.result.entries)
-        self.result.entries.append(Entry(call.ids, len(call.answer)))
+        self.result.entries.append(Entry(call.ids, call.answer))
         self._answers[seed] = call.answer.tolist()
         program = None
         if self._setting.envelope and len(task.calls) > 1:

@@ -70,7 +70,11 @@ class LayerContext:
 
         Raises ConfigError as :meth:`parameter` does.
         """
-        return self._scheme.linear([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+        return self.linear_of([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+
+    def linear_of(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        """The layer that stacks weights, for those that are no parameters by themselves."""
+        return self._scheme.linear(parameters, bias)
 
     def adapted(self, parts: Sequence[tuple[str, int]], in_features: int) -> AdaptedLayer | None:
         """What adapters may add to a layer of ``parts``, (projection, output features); None where there are none."""
