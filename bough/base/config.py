@@ -18,6 +18,9 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
+PolicyName = Literal["lpm", "fcfs", "dfs", "priority", "random", "program"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """Which weights are served, and how they are held."""
@@ -57,9 +60,7 @@ class KVConfig:
 class ScheduleConfig:
     """Who runs next and how much of it in one step."""
 
-    policy: Literal["lpm", "fcfs", "dfs", "priority", "random", "program"] = option(
-        "lpm", "order of the waiting requests"
-    )
+    policy: PolicyName = option("lpm", "order of the waiting requests")
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
