@@ -293,8 +293,8 @@ POOL = (
         "a request that lost a race for the tree leaked its own copy",
         KVManager,
         "release",
-        "self._free(row, start, start + self._merge(row, handle, ids[:whole], start))",
-        "self._merge(row, handle, ids[:whole], start)",
+        "self._free(row, start, known)",
+        "pass",
     ),
     _bug(
         "retract_without_unlock",
@@ -333,8 +333,8 @@ POOL = (
         "the row's next owner read through the last owner's table",
         KVManager,
         "admit",
-        "self.table.locs[row, :cached_len] = handle.locs()",
-        "pass",
+        "self.table.locs[row, :cached_len] = locs = handle.locs()",
+        "locs = handle.locs()",
     ),
     _bug(
         "page_opens_at_wrong_place",
