@@ -41,12 +41,12 @@ class FlashInferAttention(TritonAttention):
         self._workspace: Tensor | None = None
         self._wrappers: dict[Plan, Any] = {}
         self._planned: set[Plan] = set()
-        self._indices: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._indices: dict[bool, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
         super().plan(batch)
         self._planned.clear()
-        self._indices = None
+        self._indices = {}
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         host = self.batch.host
@@ -72,7 +72,7 @@ class FlashInferAttention(TritonAttention):
             self._wrappers[plan] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
         if plan not in self._planned:
             self._planned.add(plan)
-            q_start, kv_start, locs, last = self._step(host)
+            q_start, kv_start, locs, last = self._step(host, scoring.window)
             self._wrappers[plan].plan(
                 q_start, kv_start, locs, last, plan[0], plan[1], plan[2], 1,
                 causal=True, sm_scale=scoring.scale, window_left=scoring.window - 1 if scoring.window else -1,
@@ -80,17 +80,17 @@ class FlashInferAttention(TritonAttention):
             )  # fmt: skip
         return self._wrappers[plan]
 
-    def _step(self, host: HostBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _step(self, host: HostBatch, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where the queries and the cells of each row begin, the cells, and that each page holds one; the cells are on
-        the device, which is not asked for them."""
-        if self._indices is None:
+        the device, which is not asked for them. They may be others for layers that see a window."""
+        kind = window > 0
+        if kind not in self._indices:
             lengths = host.seq_len
             kv_start = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
             position = np.arange(kv_start[-1]) - np.repeat(kv_start[:-1], lengths)
-            where = to_device(
-                np.stack((np.repeat(host.rows, lengths), position)).astype(np.int32), self.batch.rows.device
-            )
-            locs = self.batch.page_table[where[0], where[1]]
+            at = np.stack((np.repeat(host.rows, lengths), position)).astype(np.int32)
+            rows, positions = to_device(at, self.batch.rows.device)
+            locs = self.batch.locs(window)[0][rows, positions]
             ones = torch.ones(len(lengths), dtype=torch.int32)
-            self._indices = torch.from_numpy(host.q_start), torch.from_numpy(kv_start), locs, ones
-        return self._indices
+            self._indices[kind] = torch.from_numpy(host.q_start), torch.from_numpy(kv_start), locs, ones
+        return self._indices[kind]
