@@ -188,6 +188,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.causal and not self.labels
 
 
+class CacheKind(msgspec.Struct, frozen=True):
+    """Layers whose KV lies in one pool: the "full" ones, or those that see a "window" of so many positions (0: all).
+
+    ``tokens`` are the pool's cells; "latent" layers are full ones that keep one vector for keys and values.
+    """
+
+    kind: Literal["full", "window", "latent"]
+    layers: int
+    tokens: int
+    bytes_per_token: int
+    window: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the pool takes."""
+        return self.tokens * self.bytes_per_token
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of an engine, when it is ready to serve."""
 
@@ -198,6 +216,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     page_size: int
     limits: Limits
     schedule: ScheduleConfig = ScheduleConfig()
+    cache: tuple[CacheKind, ...] = ()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
@@ -213,6 +232,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     free_tokens: int
     tree_tokens: int
     locked_tokens: int
+    window_tokens: int = 0
+    free_window_tokens: int = 0
+    idle_window_tokens: int = 0
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int

@@ -155,7 +155,9 @@ def _gpu(has_torch: bool) -> Finding:
         name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
         free, total = torch.cuda.mem_get_info()
         memory = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}")
+        found = machine.package("flashinfer-python")
+        other = f"FlashInfer {found} for --attention flashinfer" if found else "no FlashInfer, which nothing needs"
+        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}; {other}")
     if not torch.cuda.is_available():
         return Finding("gpu", "slow", driver, f"{why_not()}: install a torch that is built for this driver's CUDA")
     if machine.package("triton") is None:

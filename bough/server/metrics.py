@@ -44,6 +44,9 @@ _GAUGES = (
     ("free_tokens", "kv_free_tokens", "Free tokens of the KV pool"),
     ("tree_tokens", "kv_tree_tokens", "Cached tokens in the tree"),
     ("locked_tokens", "kv_locked_tokens", "Tokens that running sequences hold"),
+    ("window_tokens", "kv_window_tokens", "Size in tokens of the pool of layers that see a window; 0 without one"),
+    ("free_window_tokens", "kv_window_free_tokens", "Free tokens of that pool"),
+    ("idle_window_tokens", "kv_window_idle_tokens", "Tokens of it that no running sequence can see"),
 )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.base.config import ScheduleConfig
+from bough.base.config import PolicyName, ScheduleConfig
 from bough.base.limits import Limits
 from bough.base.messages import ModelInfo, Outputs, Request
 from bough.base.params import SamplingParams
@@ -216,7 +216,6 @@ class Result:
     steps: int = 0
     entries: list[Entry] = field(default_factory=list)
     log: list[tuple[bool, int]] = field(default_factory=list)
-    most_programs: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -228,7 +227,7 @@ class Setting:
     """One replay: ``open_programs`` at a time, or by the trace's own clock sped up by ``speed`` where that is 0."""
 
     pool: int
-    policy: str
+    policy: PolicyName
     eviction: str
     cost: Cost
     open_programs: int = 0
@@ -250,7 +249,8 @@ class Replay:
         self._answers: dict[int, Sequence[int]] = {}
         longest = max(len(c.ids) + len(c.answer) for t in tasks for c in t.calls)
         top = max(int(max(c.ids.max(), c.answer.max())) for t in tasks for c in t.calls)
-        self._device = ClockedDevice(self._time, setting.cost, self._answers)
+        self.result = Result()
+        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted)
         self.kv = KVManager(
             setting.pool // setting.page_size * setting.page_size, setting.page_size, setting.max_running, longest,
             setting.eviction,
@@ -261,8 +261,8 @@ class Replay:
         )  # fmt: skip
         self.scheduler = Scheduler(
             ScheduleConfig(
-                policy=setting.policy,  # type: ignore[arg-type]  # any registered name
-                max_running=setting.max_running, step_tokens=setting.step_tokens, depth=1, max_wait=setting.max_wait,
+                policy=setting.policy, max_running=setting.max_running, step_tokens=setting.step_tokens, depth=1,
+                max_wait=setting.max_wait,
             ),
             Limits(queue_requests=1 << 20, queue_tokens=1 << 50),
             model, self.kv, self._device, clock=self._time, draw=lambda: 1, stop_matcher=_no_matcher,
@@ -271,21 +271,9 @@ class Replay:
         self._opened: dict[int, float] = {}
         self._sent: dict[str, tuple[int, int, float, int]] = {}
         self._serial = 0
-        self._numbers: dict[int, int] = {}
-        self.result = Result()
-        self._watch()
 
-    def _watch(self) -> None:
-        """Write down who is admitted and who leaves, in order."""
-        queue = self.scheduler._queue
-        take = queue.take
-
-        def taken(req: Any) -> None:
-            if not req.started:
-                self.result.log.append((True, req.seed))
-            take(req)
-
-        queue.take = taken  # type: ignore[method-assign]
+    def _admitted(self, seed: int) -> None:
+        self.result.log.append((True, seed))
 
     def run(self) -> Result:
         """Play everything; the measures."""

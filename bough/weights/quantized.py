@@ -1,4 +1,4 @@
-"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes.
+"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4.
 
 ``quantization_config`` of the config names the method. A weight ``X.weight`` is then a few tensors under other names,
 read either as integers with scales, for the methods that a kernel multiplies with, or decoded. Shapes: N outputs, K
@@ -176,7 +176,7 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     kinds = {(weights.get("num_bits"), weights.get("type", "int")) for weights in found}
     if len(kinds) != 1 or not kinds <= {(4, "int"), (8, "int"), (8, "float")}:
         raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
-    ((bits, kind),) = kinds
+    bits, kind = int(found[0]["num_bits"]), found[0].get("type", "int")
     if kind == "float":
         return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
     shifted = any(weights.get("symmetric") is False for weights in found)
@@ -300,11 +300,16 @@ def _checked(integers: Integers) -> Integers:
     return integers
 
 
-METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+def _mxfp4(settings: Mapping[str, Any]) -> None:
+    """MXFP4 of stacked experts, which the model reads itself."""
+
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], Method | None]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
     "fp8": _fp8_folder,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }
 """``quant_method`` of a config -> what reads it."""

@@ -25,6 +25,7 @@ from bough.kv.program_eviction import ProgramEviction
 from bough.kv.radix import RadixTree
 from bough.kv.sharing import Sharing
 from bough.kv.waiting import WaitingIndex
+from bough.kv.window import WindowPages
 from bough.scheduler import commit, policy
 from bough.scheduler.commit import Committer
 from bough.scheduler.constraints import Constraints
@@ -1140,19 +1141,6 @@ LATE = (
         "if launched.outcome is None:\n        plan = launched.plan\n"
         "        return StepResult(plan.step, plan.rows[plan.sample] * 0, plan.sample.astype('int32'))",
     ),
-    Bug(
-        "row_dropped_at_launch",
-        "a row's state was freed by the host while a launched step had yet to use it",
-        (
-            Edit(
-                LateDevice,
-                "forward",
-                "launched = self.device.order(plan)",
-                "launched = self.device.order(plan); [self.device._rows.pop(row) for row in plan.released.tolist()]",
-            ),
-            Edit(FakeDevice, "compute", "del self._rows[row]", "self._rows.pop(row, None)"),
-        ),
-    ),
     _bug(
         "plans_share_their_memory",
         "a plan was written over the one before, which had yet to be copied to the device",
@@ -1181,5 +1169,64 @@ LATE = (
 )
 """Of overlap, on a device that is behind the host."""
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS
+WINDOWS = (
+    _bug(
+        "window_let_go_too_early",
+        "cells of a sliding window were freed while the next token still saw them",
+        WindowPages,
+        "pass_by",
+        "positions - self.window + 1",
+        "positions - self.window + 1 + self._size",
+    ),
+    _bug(
+        "hit_without_its_window",
+        "a prefix was taken from the cache although the layers with a window had dropped it",
+        KVManager,
+        "_servable",
+        "if self._window is None or not match.length:",
+        "if True:",
+    ),
+    _bug(
+        "window_one_short",
+        "a hit one token short of a window passed",
+        WindowPages,
+        "servable",
+        ">= self.window - 1",
+        ">= self.window - 2",
+    ),
+    _bug(
+        "window_of_a_hit_unlocked",
+        "the cached part of a window could be evicted while a row saw it",
+        WindowPages,
+        "enter",
+        "len(pages) * self._size - self.window + 1",
+        "len(pages) * self._size - self.window + 1 + self._size",
+    ),
+    _bug(
+        "window_handed_over_twice",
+        "a cell of a window belonged to two pages after a merge",
+        WindowPages,
+        "hand_over",
+        "self._twin[own] = -1",
+        "pass",
+    ),
+    _bug(
+        "idle_windows_miscounted",
+        "what somebody uses again was still counted as free for all",
+        WindowPages,
+        "enter",
+        "self._idle -= int(np.count_nonzero(self._users[used] == 0))",
+        "pass",
+    ),
+    _bug(
+        "window_locs_of_the_last_plan",
+        "the device learned of a row's cells of full attention alone",
+        FakeDevice,
+        "_enter_locs",
+        "if plan.window_loc is not None:",
+        "if plan.window_loc is not None and end - begin > 1:",
+    ),
+)
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + WINDOWS
 BY_NAME = {bug.name: bug for bug in BUGS}

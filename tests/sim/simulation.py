@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -17,8 +18,9 @@ from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
 from bough.base.messages import ControlOp, ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.base.plan import Ints
 from bough.grammar.compiler import GrammarCompiler
-from bough.kv.manager import CacheKind, KVManager
+from bough.kv.manager import CacheKind, KVManager, WindowSize
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
 from bough.scheduler.req import Req, Status
@@ -118,6 +120,7 @@ class Simulation:
             max_len=CONTEXT,
             eviction=settings.eviction,
             cache=cast(CacheKind, settings.cache),
+            window=WindowSize(settings.window, settings.window_cells) if settings.window else None,
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
         self.pipeline.adapters = FakeAdapters(settings.adapter_places, lambda: self.steps, settings.slow_adapters)
@@ -475,14 +478,19 @@ class Simulation:
         return self._draws * 0x9E3779B97F4A7C15 % (1 << 40)
 
     def _poison_what_is_freed(self) -> None:
-        pages = self.kv.pages
-        free_pages = pages.free_pages
+        poisoned = [(self.kv.pages, self.pipeline.poison)]
+        if self.kv._window is not None:
+            poisoned.append((self.kv._window.pages, self.pipeline.poison_window))
+        for pages, poison in poisoned:
+            free_pages = pages.free_pages
 
-        def free_and_poison(freed: object) -> None:
-            self.pipeline.poison(freed)  # type: ignore[arg-type]
-            free_pages(freed)  # type: ignore[arg-type]
+            def free_and_poison(
+                freed: Ints, poison: Callable[[Ints], None] = poison, free_pages: Callable[[Ints], None] = free_pages
+            ) -> None:
+                poison(freed)
+                free_pages(freed)
 
-        pages.free_pages = free_and_poison  # type: ignore[method-assign, assignment]
+            pages.free_pages = free_and_poison  # type: ignore[method-assign]
 
 
 def _refused_by_gates(arrival: Arrive) -> bool:

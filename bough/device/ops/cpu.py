@@ -14,6 +14,7 @@ from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
 from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
@@ -239,7 +240,7 @@ class CpuOps:
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)
         out = torch.empty(len(ids), weight.n_in, dtype=dtype)
-        packed = ctypes.byref(describe(weight, None))
+        packed = ctypes.byref(describe(weight))
         threads = torch.get_num_threads()
         self._packed_rows(_dtype(out), packed, ids.data_ptr(), len(ids), out.data_ptr(), threads)
         return out
@@ -263,12 +264,6 @@ class PackedCall:
         pointers = self._address, x.data_ptr(), out.data_ptr()
         self._function(_dtype(x), *pointers, out.stride(0), len(x), torch.get_num_threads())
         return out
-
-
-def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
-    """The weight as the kernels know it; it does not keep the tensors alive."""
-    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
-    return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
 
 
 def _gated(op: str, function: Callable[..., None], x: Tensor) -> Tensor:
