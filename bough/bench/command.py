@@ -20,6 +20,10 @@ KINDS = {
         "bough.bench.json",
         "structured generation: forward passes, masks, compiles, with and without jump-forward",
     ),
+    "agents": (
+        "bough.bench.agents",
+        "the engine in this process under branches of one prefix and agents of many turns",
+    ),
     "programs": ("bough.bench.programs", "programs of many calls, replayed from traces on a simulated device"),
     "scheduler": ("bough.bench.scheduler", "host time per step against running, waiting and cached, without a model"),
 }

@@ -192,11 +192,16 @@ class ScriptedClient(StreamClient):
             for rid in message.rids:
                 self._abort(rid)
         elif isinstance(message, Control):
-            self._prompts.clear()
-            kept = sum(len(s.prompt) + len(s.tokens) for s in self.running.values())
-            reply = ControlReply(message.id, True, info={"kept": kept})
-            asyncio.get_running_loop().call_soon(self._dispatch, reply)
+            asyncio.get_running_loop().call_soon(self._dispatch, self._obey(message))
         return True
+
+    def _obey(self, command: Control) -> ControlReply:
+        if "program" in command.args:
+            return ControlReply(command.id, False, "there is no such program", {"status": 404})
+        if command.op == "flush_cache":
+            self._prompts.clear()
+        kept = sum(len(s.prompt) + len(s.tokens) for s in self.running.values())
+        return ControlReply(command.id, True, info={"kept": kept})
 
     def _admit(self, request: Request) -> None:
         name = self._names.pop(0)  # the client numbers what it sends by itself
