@@ -289,8 +289,8 @@ POOL = (
         "a request that lost a race for the tree leaked its own copy",
         KVManager,
         "release",
-        "self._free(row, start, start + self._merge(row, handle, ids[:whole], start))",
-        "self._merge(row, handle, ids[:whole], start)",
+        "self._free(row, start, known)",
+        "pass",
     ),
     _bug(
         "retract_without_unlock",
