@@ -16,7 +16,7 @@ from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
 from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.base.plan import Ints
-from bough.base.program import Grant, Lease, Program
+from bough.base.program import Grant, Lease, Program, ProgramInfo, ProgramStats
 
 PROTOCOL = 1
 """Version of this schema; the two ends compare it in :class:`Hello`."""
@@ -76,24 +76,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     rids: list[str]
 
 
-ControlOp = Literal["flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters"]
-
-
-class EndProgram(msgspec.Struct, frozen=True, tag="end_program"):
-    """No more requests of ``program`` (the id that its client gave it) will come; unknown ones are ignored.
-
-    With ``abort``, those that there are stop in whatever state they are.
-    """
-
-    tenant: str
-    program: str
-    abort: bool = False
+ControlOp = Literal[
+    "flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters", "programs", "end_program",
+    "cancel_program",
+]  # fmt: skip
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
     """An operator's command; answered by a :class:`ControlReply` with the same id.
 
-    ``args`` of load_adapter are name, path and pinned ("true" or "false"), of unload_adapter the name.
+    ``args`` of load_adapter are name, path and pinned ("true" or "false"), of unload_adapter the name; of programs the
+    tenant and, for one alone, the program (the id that its client gave it), of end_program and cancel_program both.
     """
 
     id: int
@@ -168,6 +161,7 @@ class ControlReply(msgspec.Struct, frozen=True, tag="reply"):
     ok: bool
     message: str = ""
     info: dict[str, str | int | float | bool | None] = {}
+    programs: list[ProgramInfo] = []
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,9 +248,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     step_seconds: list[float]
     device_seconds: list[float]
     step_tokens: list[int]
+    programs: ProgramStats = ProgramStats()
 
 
-ToEngine = Request | Abort | EndProgram | Control
+ToEngine = Request | Abort | Control
 FromEngine = Hello | Outputs | ControlReply | Stats
 
 encode = msgspec.msgpack.Encoder().encode

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -164,7 +164,7 @@ def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, si
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
     made = DummyContext if config.model.load_format == "dummy" else LayerContext
     adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
-    context = made(checkpoint, ops, scheme, _attention(ops), dtype, platform.device, adapters)
+    context = made(checkpoint, ops, scheme, _attention(ops, config.device.attention), dtype, platform.device, adapters)
     graphs = ops.name == "triton" and config.device.graphs == "on"
     return build_worker(
         checkpoint.config, context, sizes, config.kv, platform.free_memory, platform.peak,
@@ -181,7 +181,11 @@ def _shown(kind: CacheKind) -> str:
     )
 
 
-def _attention(ops: Ops) -> AttentionBackend:
+def _attention(ops: Ops, asked: Literal["triton", "flashinfer"]) -> AttentionBackend:
+    if ops.name == "triton" and asked == "flashinfer":
+        from bough.device.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention(ops)
     if ops.name == "triton":
         from bough.device.attention.triton import TritonAttention
 

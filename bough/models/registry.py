@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+from bough.base.errors import ConfigError
 from bough.base.registry import Registry
 from bough.models.base import Model
 
@@ -26,3 +29,17 @@ MODELS.add("qwen2_moe", "bough.models.qwen2_moe:Qwen2Moe")
 MODELS.add("qwen3", "bough.models.qwen3:Qwen3")
 MODELS.add("qwen3_moe", "bough.models.qwen3_moe:Qwen3Moe")
 MODELS.add("smollm3", "bough.models.smollm3:SmolLM3")
+
+
+def model_class(model_type: str) -> type[Model]:
+    """The architecture with that name, or the one that runs what transformers builds; ConfigError without that."""
+    if model_type in MODELS.names():
+        return MODELS.get(model_type)
+    if find_spec("transformers") is None:
+        raise ConfigError(
+            f"there is no model file for {model_type!r} (there are {', '.join(MODELS.names())}); "
+            "pip install 'bough[transformers]' to run it through transformers, more slowly"
+        )
+    from bough.models.fallback import TransformersModel
+
+    return TransformersModel

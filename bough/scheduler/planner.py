@@ -129,17 +129,17 @@ class Planner:
     def vacate(self, row: int, upto: int) -> None:
         """End the tenure of ``row``; the KV of its first ``upto`` tokens goes into the tree."""
         req = self._rows.req(row)
-        self._programs.vacated(req)
         named = req.request.program
         spent = named is not None and named.next_uses == 0 and req.status is Status.FINISHED
         self._kv.release(row, self._rows.ids[row, :upto], upto, spent=spent)
+        self._programs.vacated(req)
         self._rows.leave(row)
         self._released.append(row)
 
     def discard(self, row: int, valid: int) -> None:
         """End the tenure of ``row`` after a failed forward; only its first ``valid`` tokens have KV."""
-        self._programs.vacated(self._rows.req(row))
         self._kv.discard(row, valid)
+        self._programs.vacated(self._rows.req(row))
         self._rows.leave(row)
         self._released.append(row)
 

@@ -90,7 +90,7 @@ class _Job:
         if chunk.finish is not None:
             check_finish(chunk.finish)
             choice.finish = chunk.finish
-            self.envelope.warn(chunk.finish)
+            self.envelope.note(chunk.finish)
         return choice
 
 

@@ -263,7 +263,7 @@ class Service:
         return self._sequences > 0 or (stats is not None and stats.waiting + stats.running > 0)
 
     def _on_heartbeat(self, stats: Stats) -> None:
-        self.metrics.observe_stats(stats)
+        self.metrics.observe_stats(stats, self.hello.schedule.policy)
         if stats.step_seconds:
             known = self._longest_step if self._longest_step < math.inf else 0.0
             self._longest_step = max(known * STEP_MEMORY, *stats.step_seconds)

@@ -35,12 +35,17 @@ def _indexed_signs(words: Blocks) -> Floats:
 
 def _shifted(fields: Blocks, *shifts: int) -> Blocks:
     """[n, k] -> [n, k * shifts]: each field shifted right by each number."""
-    return (fields[:, :, None] >> np.array(shifts, fields.dtype)).reshape(len(fields), -1)
+    shifted: Blocks = fields[:, :, None] >> np.array(shifts, fields.dtype)
+    return shifted.reshape(len(fields), -1)
 
 
 def _halves(fields: Blocks) -> Blocks:
     """uint8 [n, k] -> [n, 2k]: the two halves of each byte, the low one first."""
     return _shifted(fields, 0, 4) & 15
+
+
+def _floats(integers: Blocks) -> Floats:
+    return integers.astype(np.float32)
 
 
 def _scaled(values: Floats, scale: Floats) -> Floats:
@@ -63,13 +68,13 @@ def iq2_xxs(blocks: Blocks) -> Floats:
 
 def iq2_xs(blocks: Blocks) -> Floats:
     q = blocks["q"]
-    scale = column(blocks, "d") * (np.float32(0.5) + _halves(blocks["scales"])) * np.float32(0.25)
+    scale = column(blocks, "d") * (np.float32(0.5) + _floats(_halves(blocks["scales"]))) * np.float32(0.25)
     return _scaled(_looked_up(grids.IQ2_XS, q & 511), scale) * _signs(_SIGNS[q >> 9])
 
 
 def iq2_s(blocks: Blocks) -> Floats:
     index = blocks["q"] | (_shifted(blocks["high"], 0, 2, 4, 6) & 3).astype(np.uint16) << 8
-    scale = column(blocks, "d") * (np.float32(0.5) + _halves(blocks["scales"])) * np.float32(0.25)
+    scale = column(blocks, "d") * (np.float32(0.5) + _floats(_halves(blocks["scales"]))) * np.float32(0.25)
     return _scaled(_looked_up(grids.IQ2_S, index), scale) * _signs(blocks["signs"])
 
 
@@ -81,7 +86,7 @@ def iq3_xxs(blocks: Blocks) -> Floats:
 
 def iq3_s(blocks: Blocks) -> Floats:
     high = np.unpackbits(blocks["high"], axis=1, bitorder="little")
-    scale = column(blocks, "d") * (1 + 2 * _halves(blocks["scales"]).astype(np.float32))
+    scale = column(blocks, "d") * (1 + 2 * _floats(_halves(blocks["scales"])))
     return _scaled(_looked_up(grids.IQ3_S, blocks["q"] | high.astype(np.uint16) << 8), scale) * _signs(blocks["signs"])
 
 
@@ -90,7 +95,7 @@ def iq1_s(blocks: Blocks) -> Floats:
     index = blocks["q"] | (_shifted(high, 0, 3, 6, 9) & 7) << 8
     shift = np.where(high & 0x8000, np.float32(-0.125), np.float32(0.125))
     values = _looked_up(grids.IQ1_S, index) + shift.repeat(32, axis=1)
-    return _scaled(values, column(blocks, "d") * (2 * (high >> 12 & 7).astype(np.float32) + 1))
+    return _scaled(values, column(blocks, "d") * (2 * _floats(high >> 12 & 7) + 1))
 
 
 def iq1_m(blocks: Blocks) -> Floats:
@@ -101,7 +106,7 @@ def iq1_m(blocks: Blocks) -> Floats:
     high = _halves(blocks["high"])
     shift = np.where(high & 8, np.float32(-0.125), np.float32(0.125))
     values = _looked_up(grids.IQ1_S, blocks["q"] | (high & 7).astype(np.uint16) << 8) + shift.repeat(8, axis=1)
-    return _scaled(values, d * (2 * (_shifted(words, 0, 3, 6, 9) & 7).astype(np.float32) + 1))
+    return _scaled(values, d * (2 * _floats(_shifted(words, 0, 3, 6, 9) & 7) + 1))
 
 
 def iq4_nl(blocks: Blocks) -> Floats:

@@ -176,7 +176,7 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     kinds = {(weights.get("num_bits"), weights.get("type", "int")) for weights in found}
     if len(kinds) != 1 or not kinds <= {(4, "int"), (8, "int"), (8, "float")}:
         raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
-    ((bits, kind),) = kinds
+    bits, kind = int(found[0]["num_bits"]), found[0].get("type", "int")
     if kind == "float":
         return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
     shifted = any(weights.get("symmetric") is False for weights in found)

@@ -16,7 +16,7 @@ from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
 from bough.models.base import KVShape, Model
-from bough.models.registry import MODELS
+from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
 from bough.worker.graphs import Capture, DecodeGraphs
 from bough.worker.kv_pool import KVPool
@@ -81,9 +81,9 @@ def build_worker(
     """Load the model that ``config`` (a Hugging Face config) describes and size the pool.
 
     ``free_memory`` is asked for bytes once the parameters are loaded, ``peak`` for those that the largest step takes
-    beside them; with ``capture``, for an attention that can be captured, steps of decodes are. Raises ConfigError for
-    a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the number of ids
-    with a logit.
+    beside them; with ``capture``, steps of decodes are captured, where attention and the model can be. Raises
+    ConfigError for a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the
+    number of ids with a logit.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -91,7 +91,7 @@ def build_worker(
     # With overlap a sequence that has reached its end is computed once more, one position further.
     n_positions = sizes.context_length + 1
     with torch.inference_mode():
-        model = MODELS.get(model_type)(config, context, sizes.n_ids, n_positions)
+        model = model_class(model_type)(config, context, sizes.n_ids, n_positions)
         shape = model.kv_shape
         if kv.kv_dtype != "auto":
             shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
@@ -107,7 +107,7 @@ def build_worker(
         windowed = size.window_tokens is not None
         rows = DeviceRows(sizes.n_rows, n_positions, context.device, windowed)
         runner = ModelRunner(model, context.attention, pool, context.adapters)
-        if capture is not None and model.causal:
+        if capture is not None and model.causal and context.capturable:
             attention = cast(CapturedAttention, context.attention)
             runner.use(DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows))
     sampler = Sampler(model.vocab_size, context.ops)

@@ -10,7 +10,7 @@ import pytest
 
 from .source import ROOT, imports, modules
 
-MODULE_OF = {"pyzmq": "zmq", "google-re2": "re2"}
+MODULE_OF = {"pyzmq": "zmq", "google-re2": "re2", "flashinfer-python": "flashinfer"}
 """Distribution -> module, where the names differ."""
 
 if not (ROOT / "pyproject.toml").exists():
@@ -50,7 +50,7 @@ COME_ALONG = {"starlette", "pydantic"}
 BROUGHT_ALONG = {"litellm", "tiktoken", "vertexai", "cv2"}
 
 
-ON_DEMAND = {"triton": "bough.device.ops.triton."}
+ON_DEMAND = {"triton": "bough.device.ops.triton.", "transformers": "bough.models.fallback"}
 """Module of an extra -> the package whose modules need it and are imported only where it is there."""
 
 

@@ -28,6 +28,7 @@ class LayerContext:
         adapters: the low-rank updates that rows may have; None: no row has any.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
+        capturable: a step of the model can be captured: nothing in it asks the device for a number.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LayerContext:
         self._scheme = scheme
         self.attention = attention
         self.n_parameters = 0
+        self.capturable = True
         self.device = device
         self._source, self.dtype = source, dtype
         self._unread = dict.fromkeys(source.names())

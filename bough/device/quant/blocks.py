@@ -68,7 +68,8 @@ def _iq4_nl(blocks: Blocks) -> PackedWeight:
 def _q3_k(blocks: Blocks) -> PackedWeight:
     """As Q6_K, whose scales are of groups of 16, too, and have more bits."""
     high, q, packed, d = _fields(blocks, 256, 32, 64, 12, 2)
-    low = torch.stack([q.unflatten(2, (2, 32)) >> shift & 3 for shift in (0, 2, 4, 6)], dim=3).flatten(2)
+    runs = q.reshape(*q.shape[:2], 2, 32)
+    low = torch.stack([runs >> shift & 3 for shift in (0, 2, 4, 6)], dim=3).flatten(2)
     top = torch.cat([high >> bit & 1 for bit in range(8)], dim=2)
     values = (low | top << 2).flatten(1) + (32 - 4)
     tops = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], dim=2)

@@ -171,7 +171,11 @@ class Sampler:
         if len(masked) < len(context.masked):
             masks = masks[to_device(np.searchsorted(context.masked, masked).astype(np.int64), logits.device)]
         at = to_device(np.array(masked, np.int64), logits.device)
-        tokens[at] = self._ops.masked_argmax(logits, masks, at).where(best[at] >= 0, -1)
+        chosen = self._ops.masked_argmax(logits, masks, at)
+        if len(masked) == len(tokens):
+            tokens.copy_(chosen.where(best >= 0, -1))
+        else:
+            tokens[at] = chosen.where(best[at] >= 0, -1)
 
     def _apply(self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext) -> Tensor:
         """``changed``, the logits [N, V] float32 of the rows at the indices ``ruled``, after masks and features."""

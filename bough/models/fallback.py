@@ -1,0 +1,198 @@
+"""Any causal language model of ``transformers``, on this engine's KV: for architectures without a file here.
+
+Its layers run as ``transformers`` computes them; only attention is ours, through the interface that transformers has
+for that. So it is slower than a model file, and computes the same. Code from model folders is never run.
+
+Shapes: T new tokens, D hidden size; H query heads, KH key-value heads, D_h numbers each.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import AttentionInterface
+
+from bough.base.errors import ConfigError
+from bough.device.attention.base import AttentionBackend
+from bough.device.layers.context import LayerContext
+from bough.device.ops.cells import Cells
+from bough.device.ops.heads import Heads, Scoring
+from bough.models.base import CacheSpec, KVShape
+from bough.models.decoder import FULL, SLIDING
+
+Tensor = torch.Tensor
+
+log = logging.getLogger(__name__)
+
+NAME = "bough"
+"""Of our attention, in transformers' table."""
+
+KNOWN = frozenset(("sliding_window", "softcap", "s_aux", "position_ids", "cache_position", "dropout", "is_causal",
+                   "use_cache", "return_dict", "output_attentions", "output_hidden_states", "cu_seq_lens_q",
+                   "cu_seq_lens_k", "max_length_q", "max_length_k"))  # fmt: skip
+"""Arguments of an attention whose meaning is computed, or that mean nothing here."""
+
+
+class PooledAttention:
+    """What transformers' attention layers write to and read from, while one forward runs."""
+
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.backend = backend
+        self.k: Sequence[Cells] = ()
+        self.v: Sequence[Cells] = ()
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        """q [1, H, T, D_h], k and v [1, KH, T, D_h], rotated already -> [1, T, H, D_h]."""
+        heads = Heads(q.shape[1], k.shape[1], q.shape[3])
+        qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (q, k, v)], dim=1)
+        no_rotation = torch.zeros(1, 0, device=q.device).expand(self.backend.batch.page_table.shape[1], 0)
+        written = self.backend.write(qkv, no_rotation, self.k[layer], self.v[layer], heads)
+        return self.backend.forward(written, self.k[layer], self.v[layer], scoring)[None]
+
+
+def attend(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """An attention function of transformers, for modules that :class:`TransformersModel` prepared."""
+    attention: Any = module
+    unknown = [name for name, given in kwargs.items() if given is not None and name not in KNOWN | {"scaling"}]
+    if attention_mask is not None or unknown:
+        raise ConfigError(f"this model's attention uses {unknown or 'a mask'}, which is not supported")
+    scale = kwargs.get("scaling")
+    scoring = Scoring(
+        query.shape[3] ** -0.5 if scale is None else float(scale),
+        float(kwargs.get("softcap") or 0.0),
+        int(kwargs.get("sliding_window") or 0),
+        kwargs.get("s_aux"),
+    )
+    return attention.pooled(attention.layer_idx, query, key, value, scoring), None
+
+
+AttentionInterface.register(NAME, attend)
+AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+
+class TransformersModel:
+    """A :class:`bough.models.base.Model`."""
+
+    causal = True
+    labels: tuple[str, ...] = ()
+
+    def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
+        model_type = str(config["model_type"])
+        log.warning("%s models run through transformers, which is slower than a model file of bough", model_type)
+        if context.adapters is not None:
+            raise ConfigError(f"adapters of {model_type} models are not supported: there is no model file")
+        self._model = _built(config, context.dtype)
+        _read_parameters(self._model, context)
+        self._base = self._model.base_model
+        self._n_positions = n_positions
+        self._attending = [module for module in self._base.modules() if hasattr(module, "layer_idx")]
+        self._pooled = PooledAttention(context.attention)
+        text = self._model.config.get_text_config()
+        self.vocab_size = min(n_ids, int(text.vocab_size))
+        self.kv_shape = KVShape(self._caches(text, context.device), context.dtype)
+        self._use(self._pooled)
+        # What is left of the model makes logits of hidden states, with the scales and bounds that are its own.
+        self._hidden = _Given()
+        setattr(self._model, self._model.base_model_prefix, self._hidden)
+
+    def _use(self, attention: Any) -> None:
+        for module in self._attending:
+            module.pooled = attention
+
+    def _run(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[T] and [T] -> [T, D]."""
+        out = self._base(input_ids=tokens[None].long(), position_ids=positions[None].long(), use_cache=False)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def _caches(self, text: Any, device: torch.device) -> tuple[CacheSpec, ...]:
+        """What each layer keeps, found by running one token through the model."""
+        kinds = getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers
+        probe = _Probe()
+        self._use(probe)
+        zero = torch.zeros(1, dtype=torch.int32, device=device)
+        self._run(zero, zero)
+        specs = [probe.specs.get(i) for i in range(len(kinds))]
+        found = []
+        for kind, spec in zip(kinds, specs):
+            if spec is None or kind not in (FULL, SLIDING) or (kind == SLIDING) > bool(spec.window):
+                raise ConfigError(f"layers of the kind {kind!r} are not supported without a model file")
+            found.append(spec if spec.window < self._n_positions else replace(spec, window=0))
+        return tuple(found)
+
+    def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
+        self._pooled.k, self._pooled.v = k, v
+        return self._run(tokens, self._pooled.backend.batch.positions)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self._hidden.states = hidden[None]
+        logits: Tensor = self._model(input_ids=torch.zeros(1, len(hidden), dtype=torch.long)).logits[0]
+        return logits[:, : self.vocab_size]
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        raise TypeError("a model without a classification head gives no scores")
+
+
+def _read_parameters(model: Any, context: LayerContext) -> None:
+    """Take the parameters from the checkpoint; of those that are tied, the first name."""
+    names: dict[torch.nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    again = {name for same in names.values() for name in same[1:]}
+    for parameter, same in names.items():
+        name = next((name for name in same if context.has(name)), same[0])
+        parameter.data = context.parameter(name, tuple(parameter.shape))
+    model.to(context.device)
+    context.check_all_read(lambda name: name in again or name.endswith("inv_freq"))
+
+
+class _Given(torch.nn.Module):
+    """In the place of a model's layers: what they gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = torch.empty(0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return BaseModelOutputWithPast(last_hidden_state=self.states)
+
+
+class _Probe:
+    """Stands in for :class:`PooledAttention` and writes down the shapes of keys and values."""
+
+    def __init__(self) -> None:
+        self.specs: dict[int, CacheSpec] = {}
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        if k.shape != v.shape or q.shape[3] != k.shape[3]:
+            raise ConfigError("keys and values of different sizes are not supported without a model file")
+        self.specs[layer] = CacheSpec(k.shape[1], k.shape[3], v.shape[3], scoring.window)
+        return q.transpose(1, 2)
+
+
+def _built(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The model with parameters of no value; ConfigError if transformers cannot build it."""
+    plain = {key: value for key, value in config.items() if value is not None and key != "quantization_config"}
+    makers: Any = AutoModelForCausalLM
+    try:
+        read = AutoConfig.for_model(**plain)
+        with no_init_weights():
+            model = makers.from_config(read, dtype=dtype, attn_implementation=NAME).eval()
+        model.tie_weights()
+        return model
+    except Exception as error:  # transformers raises whatever the files of its models raise
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot build a model of the type {config['model_type']!r} with "
+            f"attention of others: {error}"
+        ) from error

@@ -1,0 +1,67 @@
+"""Architectures without a file here run through transformers, on our KV, and compute what transformers computes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from bough.base.errors import ConfigError
+from bough.models.registry import MODELS
+from tests.driving import make_driver
+from tests.models.parity import WHOLE, Case, check, distance, ids_of, make_checkpoint
+
+CASES = {
+    "starcoder2": Case("starcoder2", {"sliding_window": 20, "use_bias": True}),
+    "olmo3": Case("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                            "num_hidden_layers": 4, "rms_norm_eps": 1e-5}),
+    "cohere": Case("cohere", {"logit_scale": 0.3}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_transformers(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert name not in MODELS.names()
+    model = make_checkpoint(CASES[name], tmp_path)
+    with caplog.at_level(logging.WARNING):
+        driver = make_driver(tmp_path, kernels="auto", page_size=4)
+    assert "slower" in caplog.text
+    whole = driver.add(0, ids_of(1, 60), WHOLE)
+    others = [driver.add(row, ids_of(row, n), WHOLE) for row, n in ((1, 1), (2, 30))]
+    rng = random.Random(3)
+    while waiting := [s for s in [whole, *others] if len(s.generated) < 3]:
+        chosen = rng.sample(waiting, rng.randint(1, len(waiting)))
+        driver.step(*[(s, rng.randint(1, s.left)) for s in chosen])
+    hit = driver.add(5, [*whole.ids[:48], *ids_of(6, 9)], WHOLE, shared=whole.locs[:48], logprob_from=49)
+    driver.run([hit, whole], 6)
+    for seq in (whole, *others, hit):
+        check(seq, model)
+    if name == "starcoder2":
+        rounded = make_driver(tmp_path, kernels="auto", dtype=torch.bfloat16)
+        seq = rounded.add(0, ids_of(2, 40), WHOLE)
+        rounded.run([seq], 3)
+        assert distance(seq, model) < 6e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("bloom", {"n_layer": 1, "hidden_size": 32, "n_head": 2}), ("mamba", {"num_hidden_layers": 1, "hidden_size": 32}),
+     ("nothing", {})],
+)  # fmt: skip
+def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tmp_path: Path) -> None:
+    """Layers that attend in another way than through transformers' interface, or do not attend."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if name == "nothing":
+        make_checkpoint(CASES["cohere"], tmp_path)
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "nothing"}))
+    else:
+        made = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, vocab_size=97, **options))
+        made.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="not supported|cannot build"):
+        make_driver(tmp_path)
