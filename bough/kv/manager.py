@@ -188,10 +188,10 @@ class KVManager:
         self._sharing = None
         self._namespaces[row] = ns
         cached_len = handle.length
-        self.table.locs[row, :cached_len] = locs = handle.locs()
+        self.table.locs[row, :cached_len] = handle.locs()
         self.n_cells[row] = self.n_published[row] = cached_len
         if self._window is not None:
-            self._window.enter(row, self._pages_of(locs))
+            self._window.enter(row, self._pages_of(self.table.locs[row, :cached_len]))
         return Admission(row, cached_len)
 
     def grow(self, row: int, n: int) -> Ints | None:

@@ -49,7 +49,7 @@ def test_storms_of_adapters(count: int) -> None:
         assert found is None, f"storm({seed}): step {found.step}, {found.text}"
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(5000, marks=pytest.mark.slow)])
 def test_schedules_with_windows(count: int) -> None:
     for seed in range(count):
         found = failure(windowed(seed))
