@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bough.base.errors import ConfigError
+
 # Read when Triton is first imported, whoever does it: without a GPU its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -18,3 +20,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The GGUF file of the default model."""
+    from bough.weights import embedded
+
+    try:
+        return embedded.default_model()
+    except ConfigError as error:
+        pytest.skip(f"the default model is not in the cache and cannot be fetched: {error.message}")

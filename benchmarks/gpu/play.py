@@ -148,7 +148,7 @@ class Engine:
         core = self.core
         schedule = replace(
             core.hello.schedule,
-            depth=int(features.overlap),
+            depth=1 if features.overlap else 0,
             jump_forward="on" if features.jump else "off",
             step_tokens=features.step_tokens or core.hello.schedule.step_tokens,
         )

@@ -18,6 +18,9 @@ def option(default: Any, help: str, **metadata: Any) -> Any:
     return field(default=default, metadata={"help": help, **metadata})
 
 
+PolicyName = Literal["lpm", "fcfs", "dfs", "priority", "random", "program"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """Which weights are served, and how they are held."""
@@ -57,9 +60,7 @@ class KVConfig:
 class ScheduleConfig:
     """Who runs next and how much of it in one step."""
 
-    policy: Literal["lpm", "fcfs", "dfs", "priority", "random", "program"] = option(
-        "lpm", "order of the waiting requests"
-    )
+    policy: PolicyName = option("lpm", "order of the waiting requests")
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(None, "token budget of one step; prompts are cut into chunks of it")
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
@@ -76,6 +77,9 @@ class DeviceConfig:
 
     device: Literal["auto", "cpu", "cuda"] = option("auto", "auto is a GPU where there is one")
     graphs: Literal["on", "off"] = option("on", "replay captured decode steps on a GPU")
+    attention: Literal["triton", "flashinfer"] = option(
+        "triton", "on a GPU, the kernels of steps that are not captured: bough's own, or FlashInfer's"
+    )
     threads: int | None = option(None, "compute threads; all cores by default")
     kernels: Literal["auto", "reference"] = option("auto", "compiled kernels where they exist, or plain torch")
 

@@ -16,7 +16,7 @@ from bough.base.constraint import Constraint, Reasoning
 from bough.base.limits import Limits
 from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.base.plan import Ints
-from bough.base.program import Grant, Lease, Program
+from bough.base.program import Grant, Lease, Program, ProgramInfo, ProgramStats
 
 PROTOCOL = 1
 """Version of this schema; the two ends compare it in :class:`Hello`."""
@@ -76,24 +76,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     rids: list[str]
 
 
-ControlOp = Literal["flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters"]
-
-
-class EndProgram(msgspec.Struct, frozen=True, tag="end_program"):
-    """No more requests of ``program`` (the id that its client gave it) will come; unknown ones are ignored.
-
-    With ``abort``, those that there are stop in whatever state they are.
-    """
-
-    tenant: str
-    program: str
-    abort: bool = False
+ControlOp = Literal[
+    "flush_cache", "abort_all", "load_adapter", "unload_adapter", "list_adapters", "programs", "end_program",
+    "cancel_program",
+]  # fmt: skip
 
 
 class Control(msgspec.Struct, frozen=True, tag="control"):
     """An operator's command; answered by a :class:`ControlReply` with the same id.
 
-    ``args`` of load_adapter are name, path and pinned ("true" or "false"), of unload_adapter the name.
+    ``args`` of load_adapter are name, path and pinned ("true" or "false"), of unload_adapter the name; of programs the
+    tenant and, for one alone, the program (the id that its client gave it), of end_program and cancel_program both.
     """
 
     id: int
@@ -168,6 +161,7 @@ class ControlReply(msgspec.Struct, frozen=True, tag="reply"):
     ok: bool
     message: str = ""
     info: dict[str, str | int | float | bool | None] = {}
+    programs: list[ProgramInfo] = []
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +188,24 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.causal and not self.labels
 
 
+class CacheKind(msgspec.Struct, frozen=True):
+    """Layers whose KV lies in one pool: the "full" ones, or those that see a "window" of so many positions (0: all).
+
+    ``tokens`` are the pool's cells; "latent" layers are full ones that keep one vector for keys and values.
+    """
+
+    kind: Literal["full", "window", "latent"]
+    layers: int
+    tokens: int
+    bytes_per_token: int
+    window: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """What the pool takes."""
+        return self.tokens * self.bytes_per_token
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """First message of an engine, when it is ready to serve."""
 
@@ -204,6 +216,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     page_size: int
     limits: Limits
     schedule: ScheduleConfig = ScheduleConfig()
+    cache: tuple[CacheKind, ...] = ()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
@@ -219,6 +232,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     free_tokens: int
     tree_tokens: int
     locked_tokens: int
+    window_tokens: int = 0
+    free_window_tokens: int = 0
+    idle_window_tokens: int = 0
     prompt_tokens: int
     cached_tokens: int
     computed_tokens: int
@@ -232,9 +248,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     step_seconds: list[float]
     device_seconds: list[float]
     step_tokens: list[int]
+    programs: ProgramStats = ProgramStats()
 
 
-ToEngine = Request | Abort | EndProgram | Control
+ToEngine = Request | Abort | Control
 FromEngine = Hello | Outputs | ControlReply | Stats
 
 encode = msgspec.msgpack.Encoder().encode

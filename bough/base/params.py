@@ -69,7 +69,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     Attributes:
         kind: ``last`` is the last hidden state of the last token, ``first`` of the first token,
             ``mean`` the mean of all tokens', [D] each; ``classify`` the scores of the classification head at the
-            last token, [labels], as they are.
+            last token (an encoder's first), [labels], as they are.
     """
 
     kind: Pooling = "last"

@@ -44,6 +44,7 @@ class RowInit:
         logprob_from: first prompt position whose logprob is still to be reported (n_prompt: none).
         pooling: which vector is made of its hidden states; None for rows that generate.
         adapter: the place of its adapter, or NO_ADAPTER.
+        window_locs: [cached_len] ``prefix_locs`` as ``StepPlan.window_loc``; negative where no new token sees them.
     """
 
     row: int
@@ -56,6 +57,7 @@ class RowInit:
     logprob_from: int
     pooling: PoolingParams | None = None
     adapter: int = NO_ADAPTER
+    window_locs: Ints | None = None
 
 
 class SharedPrefix(NamedTuple):
@@ -92,6 +94,8 @@ class StepPlan:
             logprobs are wanted; that of position p follows from the logits of p - 1, which this step computes.
         shared: disjoint groups of rows with equal leading locs, which a device may read once. What pays is for the
             device to know; results do not depend on it.
+        window_loc: [T] what ``out_loc`` is, in the pool of layers that see a window; None where they have no pool of
+            their own. Cells that no token can see any more are handed out again.
     """
 
     step: int
@@ -105,6 +109,7 @@ class StepPlan:
     sample: Bools
     forced: dict[int, tuple[int, Ints]] = field(default_factory=dict)
     shared: tuple[SharedPrefix, ...] = ()
+    window_loc: Ints | None = None
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """The envelope: what a client tells the engine about the program that a request belongs to.
 
 A program is many requests that one task makes: the turns of an agent, the branches of a search, the questions about
-one document. Every field is a hint or a wish; an answer never depends on them, except that a budget can cut it short
-and an ended program takes no more requests. ``docs/program_protocol.md`` is the open protocol.
+one document. Every field is a hint or a wish; an answer never depends on them, except that a budget can cut it short.
+``docs/program_protocol.md`` is the open protocol.
 """
 
 from __future__ import annotations
@@ -73,3 +73,59 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
     lease: LeaseAnswer | None = None
     lease_tokens: int = 0
     lease_seconds: float = 0.0
+
+
+class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine knows of one program. Times are seconds.
+
+    Attributes:
+        id: as its client named it.
+        node: the call that came last.
+        age: since its first request; ``idle`` since its last one ended, None while one is in the engine.
+        calls: its requests so far, of which ``running`` have a row and ``waiting`` do not.
+        prompt_tokens, cached_tokens: of those that were admitted; how many of them came from the cache.
+        generated_tokens: so far.
+        kept_tokens: in the cache that nobody else uses; counted only under the eviction policy ``program``.
+        service: tokens computed and generated for it, the latter weighted by the memory that they held.
+        budget, deadline: what is left of them; None without.
+        pause: mean between its requests; None before the second.
+        seated: it is among those whose KV is kept between their requests.
+    """
+
+    id: str
+    node: str
+    age: float
+    idle: float | None
+    calls: int
+    running: int
+    waiting: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    kept_tokens: int
+    service: int
+    budget: int | None
+    deadline: float | None
+    pause: float | None
+    priority: int
+    seated: bool
+
+
+class ProgramStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Programs and leases in the engine's heartbeat; counters never fall.
+
+    ``completions`` are the seconds from first request to end of the programs that ended since the previous heartbeat.
+    """
+
+    known: int = 0
+    seated: int = 0
+    opened: int = 0
+    ended: int = 0
+    forgotten: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    leased_tokens: int = 0
+    granted: int = 0
+    clipped: int = 0
+    denied: int = 0
+    completions: list[float] = []

@@ -41,10 +41,8 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Client:
-        try:
-            import aiohttp
-        except ImportError:
-            raise ConfigError("`bough bench serve` needs aiohttp: pip install 'bough[bench]'") from None
+        import aiohttp
+
         # No pool limit: the workload's concurrency is the only one. No reuse of connections: some servers close
         # idle ones without a word, and a new one costs about 0.1 ms on the same machine.
         self._session = aiohttp.ClientSession(

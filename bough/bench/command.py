@@ -20,6 +20,7 @@ KINDS = {
         "bough.bench.json",
         "structured generation: forward passes, masks, compiles, with and without jump-forward",
     ),
+    "programs": ("bough.bench.programs", "programs of many calls, replayed from traces on a simulated device"),
     "scheduler": ("bough.bench.scheduler", "host time per step against running, waiting and cached, without a model"),
 }
 """Name -> (module, one line of help)."""

@@ -20,13 +20,12 @@ from bough.bench import machine
 GIB = 1 << 30
 
 REQUIRED = (
-    "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers", "huggingface_hub",
-    "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
+    "numpy", "aiohttp", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers",
+    "huggingface_hub", "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
 )  # fmt: skip
 """Runtime dependencies besides torch, which has a finding of its own."""
 
 OPTIONAL = {
-    "aiohttp": "no `bough bench serve` (pip install aiohttp)",
     "matplotlib": "no `bough bench --plot` (pip install matplotlib)",
 }
 """Optional package -> what is not there without it."""
@@ -156,7 +155,9 @@ def _gpu(has_torch: bool) -> Finding:
         name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
         free, total = torch.cuda.mem_get_info()
         memory = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}")
+        found = machine.package("flashinfer-python")
+        other = f"FlashInfer {found} for --attention flashinfer" if found else "no FlashInfer, which nothing needs"
+        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}; {other}")
     if not torch.cuda.is_available():
         return Finding("gpu", "slow", driver, f"{why_not()}: install a torch that is built for this driver's CUDA")
     if machine.package("triton") is None:

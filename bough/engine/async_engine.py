@@ -110,6 +110,16 @@ class AsyncEngine:
             return self.tokenizer.encode(text, add_special=add_special)
         return await self._in_thread(lambda: self.tokenizer.encode(text, add_special=add_special))
 
+    async def tokenize_pair(
+        self, first: str, second: str, most: int | None = None, add_special: bool = True
+    ) -> list[int]:
+        """See :meth:`bough.text.tokenizer.Tokenizer.encode_pair`."""
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode_pair(first, second, most, add_special=add_special)
+
+        return encode() if len(first) + len(second) < LONG_TEXT else await self._in_thread(encode)
+
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

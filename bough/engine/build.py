@@ -10,13 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from bough.base.config import Config, ModelConfig
 from bough.base.errors import ConfigError
-from bough.base.messages import PROTOCOL, Hello, ModelInfo, Request
+from bough.base.messages import PROTOCOL, CacheKind, Hello, ModelInfo, Request
 from bough.device.attention.base import AttentionBackend
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
@@ -34,7 +34,7 @@ from bough.engine.text import PROMPT_TAIL, load_text
 from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
-from bough.kv.manager import KVManager
+from bough.kv.manager import KVManager, WindowSize
 from bough.scheduler.loop import Scheduler
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
@@ -105,6 +105,8 @@ def build(config: Config) -> EngineCore:
             sizes = replace(sizes, step_tokens=schedule.step_tokens)
             executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
         else:
+            assert schedule.step_tokens is not None
+            sizes = replace(sizes, window_step=schedule.step_tokens)
             platform = CpuPlatform(config.device.threads)
             executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
@@ -115,8 +117,11 @@ def build(config: Config) -> EngineCore:
         schedule = replace(schedule, step_tokens=max(schedule.step_tokens, context_length))
     kv = KVManager(
         built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction,
-        config.kv.cache if built.causal else "none",
+        config.kv.cache if built.causal else "none", None if built.window is None else WindowSize(*built.window),
     )  # fmt: skip
+    if built.causal:
+        for kind in built.cache:
+            log.info("KV of %s", _shown(kind))
     if kv.capacity < context_length:
         log.warning("the KV pool holds %d tokens: sequences end there, not at %d", kv.capacity, context_length)
     model = ModelInfo(
@@ -148,7 +153,8 @@ def build(config: Config) -> EngineCore:
         compiler=grammar.compiler,
         adapters=adapters,
     )  # fmt: skip
-    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule)
+    cache = built.cache if built.causal else ()
+    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule, cache)
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
 
 
@@ -158,7 +164,7 @@ def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, si
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
     made = DummyContext if config.model.load_format == "dummy" else LayerContext
     adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
-    context = made(checkpoint, ops, scheme, _attention(ops), dtype, platform.device, adapters)
+    context = made(checkpoint, ops, scheme, _attention(ops, config.device.attention), dtype, platform.device, adapters)
     graphs = ops.name == "triton" and config.device.graphs == "on"
     return build_worker(
         checkpoint.config, context, sizes, config.kv, platform.free_memory, platform.peak,
@@ -166,7 +172,20 @@ def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, si
     )  # fmt: skip
 
 
-def _attention(ops: Ops) -> AttentionBackend:
+def _shown(kind: CacheKind) -> str:
+    """What one kind of layers keeps, for people."""
+    seen = f" that see {kind.window} positions" if kind.window else ""
+    return (
+        f"{kind.layers} {kind.kind} layers{seen}: {kind.tokens} tokens of {kind.bytes_per_token} bytes, "
+        f"{kind.bytes / 1e6:.0f} MB"
+    )
+
+
+def _attention(ops: Ops, asked: Literal["triton", "flashinfer"]) -> AttentionBackend:
+    if ops.name == "triton" and asked == "flashinfer":
+        from bough.device.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention(ops)
     if ops.name == "triton":
         from bough.device.attention.triton import TritonAttention
 

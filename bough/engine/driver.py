@@ -200,7 +200,7 @@ class Driver:
         elif isinstance(message, ControlReply):
             peer, number = self._controls.pop(message.id, (b"", 0))
             if peer in self._peers:
-                self._send(peer, ControlReply(number, message.ok, message.message, message.info))
+                self._send(peer, msgspec.structs.replace(message, id=number))
         else:
             for peer in list(self._peers):
                 self._send(peer, message)

@@ -33,6 +33,16 @@ def build_engine(config: Config) -> Core:
     return build(config)
 
 
+def settle() -> None:
+    """A process that has built its engine steps without long pauses from now on.
+
+    What the start has made stays: no later collection looks through its 180,000 objects, which takes 90 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_SECONDS)
+
+
 def main(build: Callable[[Config], Core] = build_engine) -> int:
     """Build an engine and serve it until SIGTERM; the exit code."""
     launch = Launch.receive()
@@ -46,10 +56,7 @@ def main(build: Callable[[Config], Core] = build_engine) -> int:
     except Exception as error:
         return launch.failed(error)
     signal.signal(signal.SIGTERM, lambda number, frame: driver.stop())
-    # What the start has made stays: no later collection looks through its 180,000 objects, which takes 90 ms.
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(SWITCH_SECONDS)
+    settle()
     launch.ready()
     try:
         driver.run()

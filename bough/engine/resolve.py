@@ -45,6 +45,8 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
         ):
             if value == "fp8" or (param == "dtype" and value == "float16"):
                 raise ConfigError(f"{param} {value} needs a GPU", param=param)
+        if config.device.attention == "flashinfer":
+            raise ConfigError("attention by FlashInfer needs a GPU", param="attention")
     if not schedule.max_wait >= 0:
         raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
     _at_least_one("context_length", config.model.context_length)

@@ -69,7 +69,7 @@ class Backend(Protocol):
         ...
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
-        """Write the mask of each matcher into its row of ``bits`` [N, ceil(V / 32)] int32, in one native call.
+        """Write the mask of each matcher into its row of ``bits`` [N, ceil(V / 32)] int32, without Python's lock.
 
         A failure of one matcher is told by its ``error`` afterwards.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 
 from bough.base.messages import Namespace
 from bough.base.plan import Ints
@@ -32,6 +33,8 @@ class Claims:
         self._budget = int(LEASE_SHARE * capacity)
         self._leases: list[tuple[float, int, Node]] = []
         self._serial = 0
+        self.answers: Counter[LeaseAnswer] = Counter()
+        """How many leases were answered how."""
 
     @property
     def leased_tokens(self) -> int:
@@ -61,6 +64,11 @@ class Claims:
 
         Clipped where the budget, the longest lease or what is cached allows less than was asked for.
         """
+        answer = self._lease(ns, ids, wish, now)
+        self.answers[answer[0]] += 1
+        return answer
+
+    def _lease(self, ns: Namespace, ids: Ints, wish: Lease, now: float) -> tuple[LeaseAnswer, int, float]:
         tree, policy = self._tree, self._policy
         if tree is None or policy is None or len(self._leases) >= LEASES:
             return "denied", 0, 0.0

@@ -20,15 +20,23 @@ from bough.base.plan import Ints, SharedPrefix
 from bough.kv.cache import NullPrefixCache, PrefixCache
 from bough.kv.claims import Claims
 from bough.kv.eviction import EVICTIONS
-from bough.kv.node import NOBODY, CacheHandle
+from bough.kv.node import NOBODY, CacheHandle, Match
 from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
 from bough.kv.program_eviction import ProgramEviction
 from bough.kv.radix import RadixTree
 from bough.kv.sharing import Sharing, find_sharing
 from bough.kv.waiting import WaitingIndex
+from bough.kv.window import WindowPages
 
 CacheKind = Literal["radix", "none"]
+
+
+class WindowSize(NamedTuple):
+    """The layers that see a window: positions that their tokens see, and cells of their own pool."""
+
+    window: int
+    n_tokens: int
 
 
 class Admission(NamedTuple):
@@ -43,7 +51,8 @@ class Usage:
     """Tokens of the pool by owner, in whole pages: ``total == free + tree + private``.
 
     ``locked`` of the ``tree`` tokens are in use by rows, the rest can be evicted; ``rows`` are taken; ``evicted``
-    counts the tokens evicted so far, flushes and discards not included.
+    counts the tokens evicted so far, flushes and discards not included. Of ``window`` tokens of the layers that see a
+    window ``window_free`` are free and ``window_idle`` in no row's window, so that they can be had.
     """
 
     total: int
@@ -53,6 +62,9 @@ class Usage:
     private: int
     rows: int
     evicted: int
+    window: int = 0
+    window_free: int = 0
+    window_idle: int = 0
 
 
 class KVManager:
@@ -69,10 +81,14 @@ class KVManager:
         max_len: int,
         eviction: str = "lru",
         cache: CacheKind = "radix",
+        window: WindowSize | None = None,
     ) -> None:
         """A pool of ``n_tokens // page_size`` pages for at most ``n_rows`` rows of at most ``max_len`` tokens.
 
-        Raises ConfigError for an unknown eviction policy, ValueError when the pool has no page.
+        ``window``: some layers see a window, and have a pool of their own. It has to hold a window, a step of new
+        tokens and two pages more.
+
+        Raises ConfigError for an unknown eviction policy, ValueError when a pool has no page.
         """
         self.page_size = page_size
         self.pages = PageAllocator(n_tokens // page_size)
@@ -82,6 +98,9 @@ class KVManager:
         self._handles: list[CacheHandle | None] = [None] * n_rows
         self._namespaces = [Namespace()] * n_rows
         self._evicted = 0
+        self._window: WindowPages | None = None
+        if window is not None:
+            self._window = WindowPages(window.n_tokens, self.pages.n_pages, page_size, n_rows, window.window)
         self._sharing: Sharing | None = None
         self._cache: PrefixCache
         if cache == "radix":
@@ -113,10 +132,29 @@ class KVManager:
         """Who holds how much, O(1)."""
         total, free, tree = self.capacity, self.pages.free * self.page_size, self._cache.total_tokens
         rows = self.table.n_rows - self.table.free
-        return Usage(total, free, tree, self._cache.locked_tokens, total - free - tree, rows, self._evicted)
+        owners = total, free, tree, self._cache.locked_tokens, total - free - tree, rows, self._evicted
+        if self._window is None:
+            return Usage(*owners)
+        pages, size = self._window.pages, self.page_size
+        return Usage(*owners, pages.n_pages * size, pages.free * size, self._window.idle)
+
+    def windows_fit(self, limits: Ints, n_new: int) -> bool:
+        """Whether rows of these final lengths can have their windows all at once, beside ``n_new`` tokens of a step."""
+        if self._window is None:
+            return True
+        most = np.minimum(limits, self._window.window + 2 * self.page_size)
+        return int(most.sum()) + n_new <= self._window.pages.n_pages * self.page_size
+
+    def window_locs(self, locs: Ints) -> Ints | None:
+        """The cells of the layers that see a window for tokens in ``locs``, negative where they are gone; None where
+        all layers have the same cells."""
+        return None if self._window is None else self._window.locs(locs)
 
     def match_len(self, ns: Namespace, ids: Ints, limit: int) -> int:
-        """Tokens of ``ids`` (int32) that the cache holds, at most ``limit``, in whole pages. Changes nothing."""
+        """Tokens of ``ids`` (int32) that the cache holds, at most ``limit``, in whole pages. Changes nothing.
+
+        Those that a row gets are fewer where layers that see a window have lost theirs.
+        """
         return self._cache.match(ns, ids[: max(0, limit)]).length
 
     def row_locs(self, row: int, start: int, end: int) -> Ints:
@@ -144,13 +182,16 @@ class KVManager:
         row = self.table.take_row()
         if row is None:
             return None
-        handle = self._cache.lock(self._cache.match(ns, ids[: max(0, min(limit, self.table.max_len))]), owner)
+        match = self._servable(self._cache.match(ns, ids[: max(0, min(limit, self.table.max_len))]), ids)
+        handle = self._cache.lock(match, owner)
         self._handles[row] = handle
         self._sharing = None
         self._namespaces[row] = ns
         cached_len = handle.length
-        self.table.locs[row, :cached_len] = handle.locs()
+        self.table.locs[row, :cached_len] = locs = handle.locs()
         self.n_cells[row] = self.n_published[row] = cached_len
+        if self._window is not None:
+            self._window.enter(row, self._pages_of(locs))
         return Admission(row, cached_len)
 
     def grow(self, row: int, n: int) -> Ints | None:
@@ -165,6 +206,8 @@ class KVManager:
             raise ValueError(f"row {row} cannot grow from {start} by {n} tokens; the most is {self.table.max_len}")
         size = self.page_size
         held = -(-start // size)
+        if self._window is not None:
+            self._window.pass_by(np.array([row], np.int32), self.n_cells[row : row + 1], self.table)
         pages = self._alloc(-(-end // size) - held)
         if pages is None:
             return None
@@ -187,6 +230,8 @@ class KVManager:
         position = self.n_cells[rows]
         if int(position.max()) >= self.table.max_len:
             raise ValueError(f"a row cannot grow beyond {self.table.max_len} tokens")
+        if self._window is not None:
+            self._window.pass_by(rows, position, self.table)
         index = rows * np.int64(self.table.max_len) + position
         if self.page_size == 1:
             fresh = self._alloc(len(rows))
@@ -227,12 +272,21 @@ class KVManager:
         return int(self.n_published[row])
 
     def truncate(self, row: int, length: int) -> None:
-        """Drop the row's cells beyond ``length``. ValueError for published cells or more than it has."""
+        """Drop the row's cells beyond ``length``.
+
+        ValueError for published cells, for more than it has, and where layers that see a window have let go of what a
+        token at ``length`` sees.
+        """
         self._handle(row)
         self._within(row, length)
         if length < self.n_published[row]:
             raise ValueError(f"row {row} has published {self.n_published[row]} tokens, more than {length}")
-        self._free(row, -(-length // self.page_size) * self.page_size, int(self.n_cells[row]))
+        if self._window is not None and not self._window.sees(row, length):
+            raise ValueError(f"row {row} has let go of what a token at {length} sees")
+        start, end = -(-length // self.page_size) * self.page_size, int(self.n_cells[row])
+        if self._window is not None and end > start:
+            self._window.give_back(self._pages_of(self.table.locs[row, start:end]))
+        self._free(row, start, end)
         self.n_cells[row] = length
 
     def release(self, row: int, ids: Ints, upto: int | None, *, spent: bool = False) -> None:
@@ -245,8 +299,12 @@ class KVManager:
         start, end = int(self.n_published[row]), int(self.n_cells[row])
         self._within(row, upto or 0)
         whole = max(start, (upto or 0) // self.page_size * self.page_size)
+        if self._window is not None:
+            self._window.leave(row, end, self.table)
         if whole > start:
-            self._free(row, start, start + self._merge(row, handle, ids[:whole], start))
+            known = start + self._merge(row, handle, ids[:whole], start)
+            self._hand_over(row, ids, start, known)
+            self._free(row, start, known)
         self._free(row, whole, end)
         if spent:
             self.claims.spend(handle)
@@ -270,6 +328,8 @@ class KVManager:
         so discarding the youngest first does it. RuntimeError when one of them is still there.
         """
         handle = self._handle(row)
+        if self._window is not None:
+            self._window.leave(row, int(self.n_cells[row]), self.table)
         self._free(row, int(self.n_published[row]), int(self.n_cells[row]))
         self._leave(row)
         self._free_locs(self._cache.discard(handle, valid))
@@ -298,7 +358,25 @@ class KVManager:
         self.n_cells[row] = self.n_published[row] = 0
         self.table.give_row(row)
 
+    def _servable(self, match: Match, ids: Ints) -> Match:
+        """``match``, a part of ``ids``, as far as all layers can serve it."""
+        if self._window is None or not match.length:
+            return match
+        served = self._window.servable(self._pages_of(match.locs()))
+        return match if served == match.length else self._cache.match(match.ns, ids[:served])
+
+    def _hand_over(self, row: int, ids: Ints, start: int, known: int) -> None:
+        """The row's cells ``[start, known)`` are about to be freed, because the cache has others of these tokens. Where
+        those are gone from the layers that see a window, the row's are what is left."""
+        if self._window is not None and known > start:
+            kept = self._cache.match(self._namespaces[row], ids[:known]).locs()[start:]
+            if len(kept):  # a cache that keeps nothing has no others
+                self._window.hand_over(self._pages_of(self.table.locs[row, start:known]), self._pages_of(kept))
+
     def _alloc(self, n: int) -> Ints | None:
+        """Fresh pages, which are in the window of whoever asks; None, and no change, when there are too few."""
+        if self._window is not None and n * self.page_size > self._window.available:
+            return None
         short = n - self.pages.free
         if short > 0:
             if n * self.page_size > self.available:
@@ -306,7 +384,10 @@ class KVManager:
             locs = self._cache.evict(short * self.page_size)
             self._evicted += len(locs)
             self._free_locs(locs)
-        return self.pages.alloc(n)
+        pages = self.pages.alloc(n)
+        if self._window is not None and pages is not None:
+            self._window.take(pages)
+        return pages
 
     def _free(self, row: int, start: int, end: int) -> None:
         """Free the pages of the row's cells ``[start, end)``; ``start`` is the first cell of a page."""
@@ -315,7 +396,14 @@ class KVManager:
 
     def _free_locs(self, locs: Ints) -> None:
         """Free the pages that ``locs`` cover; they begin with the first cell of a page, page after page."""
-        self.pages.free_pages(locs[:: self.page_size] // np.int32(self.page_size))
+        pages = self._pages_of(locs)
+        if self._window is not None:
+            self._window.forget(pages)
+        self.pages.free_pages(pages)
+
+    def _pages_of(self, locs: Ints) -> Ints:
+        pages: Ints = locs[:: self.page_size] // np.int32(self.page_size)
+        return pages
 
     def check(self) -> None:
         """Every page has one owner, and every row's path is in the page table; AssertionError otherwise.
@@ -342,3 +430,5 @@ class KVManager:
             owned.append(tail)
         pages = np.sort(np.concatenate(owned))
         assert np.array_equal(pages, self.pages.taken()), "a page has no owner, or two"
+        if self._window is not None:
+            self._window.check(self.table, self.n_cells)

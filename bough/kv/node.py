@@ -149,6 +149,13 @@ class Match(NamedTuple):
         """Matched tokens within ``node``."""
         return self.length - self.node.start if self.node is not None else 0
 
+    def locs(self) -> Ints:
+        """[length] int32, read-only: the locs of what was found."""
+        if self.node is None or self.node.parent is None:
+            return np.zeros(0, dtype=np.int32)
+        above = CacheHandle(self.node.parent).locs()
+        return np.concatenate((above, to_ints(self.node.locs[: self.offset * WIDTH])))
+
 
 class TreeObserver(Protocol):
     """Is told of every change of the tree, right after it."""

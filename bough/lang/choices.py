@@ -45,17 +45,12 @@ class ChoicesSamplingMethod(ABC):
     ) -> ChoicesDecision: ...
 
 
-def _meta(normalized: list[float], rows: list[Rows], output: list[Rows], **more: Any) -> dict[str, Any]:
-    return {
-        "normalized_prompt_logprobs": normalized,
-        "input_token_logprobs": rows,
-        "output_token_logprobs": output,
-        **more,
-    }
+class _Scored(ChoicesSamplingMethod):
+    """A rule that looks at logprobs only."""
 
-
-class TokenLengthNormalized(ChoicesSamplingMethod):
-    """The largest mean logprob per token."""
+    @abstractmethod
+    def choose(self, means: list[float], rows: list[Rows], alone: list[Rows] | None) -> tuple[int, dict[str, Any]]:
+        """(number of the choice, further figures)."""
 
     def __call__(
         self,
@@ -66,37 +61,38 @@ class TokenLengthNormalized(ChoicesSamplingMethod):
         output_token_logprobs: list[Rows],
         unconditional_token_logprobs: list[Rows] | None = None,
     ) -> ChoicesDecision:
-        best = choices[int(np.argmax(normalized_prompt_logprobs))]
-        return ChoicesDecision(best, _meta(normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs))
+        best, more = self.choose(normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs)
+        meta = {
+            "normalized_prompt_logprobs": normalized_prompt_logprobs,
+            "input_token_logprobs": input_token_logprobs,
+            "output_token_logprobs": output_token_logprobs,
+            **more,
+        }
+        return ChoicesDecision(choices[best], meta)
 
 
-class GreedyTokenSelection(ChoicesSamplingMethod):
+class TokenLengthNormalized(_Scored):
+    """The largest mean logprob per token."""
+
+    def choose(self, means: list[float], rows: list[Rows], alone: list[Rows] | None) -> tuple[int, dict[str, Any]]:
+        return int(np.argmax(means)), {}
+
+
+class GreedyTokenSelection(_Scored):
     """What greedy decoding among the choices would take, token by token.
 
     A choice that ends while another goes on is continued with its own mean logprob.
     """
 
-    def __call__(
-        self,
-        *,
-        choices: list[str],
-        normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[Rows],
-        output_token_logprobs: list[Rows],
-        unconditional_token_logprobs: list[Rows] | None = None,
-    ) -> ChoicesDecision:
-        matrix = self._matrix(input_token_logprobs)
-        left = np.arange(len(choices))
+    def choose(self, means: list[float], rows: list[Rows], alone: list[Rows] | None) -> tuple[int, dict[str, Any]]:
+        matrix = self._matrix(rows)
+        left = np.arange(len(rows))
         for column in range(matrix.shape[1]):
             values = matrix[left, column]
             left = left[values == values.max()]
             if len(left) == 1:
                 break
-        meta = _meta(
-            normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs,
-            greedy_logprob_matrix=matrix.tolist(),
-        )  # fmt: skip
-        return ChoicesDecision(choices[int(left[0])], meta)
+        return int(left[0]), {"greedy_logprob_matrix": matrix.tolist()}
 
     def _matrix(self, rows: list[Rows]) -> NDArray[np.float64]:
         """[choices, longest choice] logprobs."""
@@ -108,31 +104,21 @@ class GreedyTokenSelection(ChoicesSamplingMethod):
         return matrix
 
 
-class UnconditionalLikelihoodNormalized(ChoicesSamplingMethod):
+class UnconditionalLikelihoodNormalized(_Scored):
     """The largest mean gain of a token's logprob over its logprob without the prompt."""
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
         return True
 
-    def __call__(
-        self,
-        *,
-        choices: list[str],
-        normalized_prompt_logprobs: list[float],
-        input_token_logprobs: list[Rows],
-        output_token_logprobs: list[Rows],
-        unconditional_token_logprobs: list[Rows] | None = None,
-    ) -> ChoicesDecision:
-        if unconditional_token_logprobs is None:
+    def choose(self, means: list[float], rows: list[Rows], alone: list[Rows] | None) -> tuple[int, dict[str, Any]]:
+        if alone is None:
             raise ValueError("Unconditional token logprobs are required for this method.")
-        gains = [_mean_gain(given, alone) for given, alone in zip(input_token_logprobs, unconditional_token_logprobs)]
-        meta = _meta(
-            normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs,
-            unconditional_token_logprobs=unconditional_token_logprobs,
-            normalized_unconditional_prompt_logprobs=gains,
-        )  # fmt: skip
-        return ChoicesDecision(choices[int(np.argmax(gains))], meta)
+        gains = [_mean_gain(given, without) for given, without in zip(rows, alone)]
+        return int(np.argmax(gains)), {
+            "unconditional_token_logprobs": alone,
+            "normalized_unconditional_prompt_logprobs": gains,
+        }
 
 
 def _mean_gain(given: Rows, alone: Rows) -> float:

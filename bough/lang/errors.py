@@ -45,6 +45,10 @@ class InvalidAnswer(ProgramError, ValueError):
         self.written = written
 
 
+class Unsupported(NotImplementedError):
+    """A backend cannot do what a program asks of it."""
+
+
 class BackendError(RuntimeError):
     """A server refused a request or cannot be reached; ``args[0]`` is what it said, decoded where it is JSON.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.params import SglSamplingParams, apply_dtype
+from bough.lang.scoring import common_length
 from bough.lang.templates import get_chat_template
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class FakeBackend(AsyncBackend):
 
     def _usage(self, prompt: str) -> dict[str, Any]:
         words = _words(prompt)
-        cached = max((_common(words, earlier) for earlier in self._prompts), default=0)
+        cached = max((common_length(words, earlier) for earlier in self._prompts), default=0)
         self._prompts.append(words)
         return {"prompt_tokens": len(words), "cached_tokens": cached}
 
@@ -152,15 +153,6 @@ class FakeBackend(AsyncBackend):
 
 def _words(text: str) -> list[str]:
     return re.findall(r"\s*\S+|\s+$", text)
-
-
-def _common(a: list[str], b: list[str]) -> int:
-    n = 0
-    for x, y in zip(a, b):
-        if x != y:
-            break
-        n += 1
-    return n
 
 
 def _instance(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:

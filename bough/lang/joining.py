@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ class Race:
         self._bell = Signal()
         for i, state in enumerate(states):
             event = state.idle if name is None else state.variable_event.get(name, state.idle)
-            event.then(lambda i=i: self._end(i))  # type: ignore[misc]  # a default argument binds the number
+            event.then(functools.partial(self._end, i))
 
     def _end(self, i: int) -> None:
         self._over.append(i)

@@ -45,17 +45,11 @@ class _Recorder(AsyncBackend):
         self.chat_template = self._inner.get_chat_template()
         self._path = path
         template = dataclasses.asdict(self.chat_template) | {"style": self.chat_template.style.name}
-        head = {"template": template, "is_chat_model": self.is_chat_model, "model": self._model()}
+        head = {"template": template, "is_chat_model": self.is_chat_model, "model": self._inner.get_model_name()}
         path.write_text(json.dumps(head, ensure_ascii=False) + "\n")
 
     def get_model_name(self) -> str:
-        return self._model()
-
-    def _model(self) -> str:
-        try:
-            return self._inner.get_model_name()
-        except NotImplementedError:
-            return ""
+        return self._inner.get_model_name()
 
     def _write(self, kind: str, key: str, prompt: str, result: Any) -> None:
         line = json.dumps({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result}, ensure_ascii=False)

@@ -17,7 +17,7 @@ def scored_prompts(
     into tokens, all choices are scored from before that place, so that they stay comparable. Where ``method`` wants
     it, the scored tokens follow once more, without what is before them.
     """
-    start = min([len(prompt), *(_common(prompt, ids) for ids in with_choice)])
+    start = min([len(prompt), *(common_length(prompt, ids) for ids in with_choice)])
     start = max(0, min([start, *(len(ids) - 1 for ids in with_choice)]))
     prompts = [list(ids) for ids in with_choice]
     starts = [start] * len(prompts)
@@ -47,7 +47,8 @@ def rows_from(
     return decision
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many leading elements are the same."""
     n = 0
     for x, y in zip(a, b):
         if x != y:

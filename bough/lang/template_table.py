@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bough.lang.templates import ChatTemplate, ChatTemplateStyle, register_chat_template
+
+Pair = tuple[str, str]
 
 _VICUNA_V1_1 = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant "
@@ -39,337 +43,171 @@ _INTERNS1 = (
     "understanding and precise logical thinking, making your solution path and reasoning "
     "clear to others. Please put your thinking process within <think>...</think> tags."
 )
+_CHATML = (
+    ("<|im_start|>system\n", "<|im_end|>\n"),
+    ("<|im_start|>user\n", "<|im_end|>\n"),
+    ("<|im_start|>assistant\n", "<|im_end|>\n"),
+)
 
-register_chat_template(
-    ChatTemplate(
-        name="default",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("SYSTEM:", "\n"),
-            "user": ("USER:", "\n"),
-            "assistant": ("ASSISTANT:", "\n"),
-        },
-    )
+
+def _named(name: str, system: Pair, user: Pair, assistant: Pair, prompt: str | None = None, **more: Any) -> None:
+    """Register a template by the texts around each role's content; ``prompt`` is the default system prompt."""
+    roles = {"system": system, more.pop("user_role", "user"): user, "assistant": assistant}
+    register_chat_template(ChatTemplate(name, prompt, roles, **more))
+
+
+_named("default", ("SYSTEM:", "\n"), ("USER:", "\n"), ("ASSISTANT:", "\n"))
+_named("claude", ("", ""), ("\n\nHuman: ", ""), ("\n\nAssistant:", ""))
+_named("chatml", *_CHATML, stop_str=("<|im_end|>",))
+_named(
+    "chatml-llava", *_CHATML, prompt="You are a helpful assistant.", stop_str=("<|im_end|>",), image_token="<image>\n"
 )
-register_chat_template(
-    ChatTemplate(
-        name="claude",
-        default_system_prompt=None,
-        role_prefix_and_suffix={"system": ("", ""), "user": ("\n\nHuman: ", ""), "assistant": ("\n\nAssistant:", "")},
-    )
+_named("qwen", *_CHATML, prompt="You are a helpful assistant.", stop_str=("<|im_end|>",))
+_named(
+    "qwen2-vl",
+    *_CHATML,
+    prompt="You are a helpful assistant.",
+    stop_str=("<|im_end|>",),
+    image_token="<|vision_start|><|image_pad|><|vision_end|>",
 )
-register_chat_template(
-    ChatTemplate(
-        name="chatml",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=("<|im_end|>",),
-    )
+_named("vicuna_v1.1", ("", " "), ("USER:", " "), ("ASSISTANT:", "</s>"), prompt=_VICUNA_V1_1, image_token=" <image>\n")
+_named(
+    "llama-2-chat",
+    ("<<SYS>>\n", "\n<</SYS>>\n\n"),
+    ("[INST] ", " [/INST]"),
+    ("", " </s><s>"),
+    style=ChatTemplateStyle.LLAMA2,
 )
-register_chat_template(
-    ChatTemplate(
-        name="chatml-llava",
-        default_system_prompt="You are a helpful assistant.",
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=("<|im_end|>",),
-        image_token="<image>\n",
-    )
+_named(
+    "mistral",
+    ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
+    ("[INST] ", " [/INST]"),
+    ("", " </s><s>"),
+    stop_str=("</s>",),
+    image_token="[IMG]",
 )
-register_chat_template(
-    ChatTemplate(
-        name="qwen",
-        default_system_prompt="You are a helpful assistant.",
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=("<|im_end|>",),
-    )
+_named(
+    "llama-3-instruct",
+    ("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    stop_str=("<|eot_id|>",),
+    image_token="<|image|>",
 )
-register_chat_template(
-    ChatTemplate(
-        name="qwen2-vl",
-        default_system_prompt="You are a helpful assistant.",
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=("<|im_end|>",),
-        image_token="<|vision_start|><|image_pad|><|vision_end|>",
-    )
+_named(
+    "minicpmv",
+    ("", " "),
+    ("user:", " "),
+    ("assistant:", "</s>"),
+    stop_str=("<|im_end|>", "<|endoftext|>"),
+    image_token="(<image>./</image>)",
 )
-register_chat_template(
-    ChatTemplate(
-        name="vicuna_v1.1",
-        default_system_prompt=_VICUNA_V1_1,
-        role_prefix_and_suffix={"system": ("", " "), "user": ("USER:", " "), "assistant": ("ASSISTANT:", "</s>")},
-        image_token=" <image>\n",
-    )
+_named(
+    "janus-pro",
+    ("", ""),
+    ("<｜User｜>", ""),
+    ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    user_role="User",
+    stop_str=("<｜end▁of▁sentence｜>",),
+    image_token="<image_placeholder>\n",
 )
-register_chat_template(
-    ChatTemplate(
-        name="llama-2-chat",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<<SYS>>\n", "\n<</SYS>>\n\n"),
-            "user": ("[INST] ", " [/INST]"),
-            "assistant": ("", " </s><s>"),
-        },
-        style=ChatTemplateStyle.LLAMA2,
-    )
+_named(
+    "minicpmo",
+    ("", " "),
+    ("user:", " "),
+    ("assistant:", "</s>"),
+    stop_str=("<|im_end|>", "<|endoftext|>"),
+    image_token="(<image>./</image>)",
+    audio_token="(<audio>./</audio>)",
 )
-register_chat_template(
-    ChatTemplate(
-        name="mistral",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("[SYSTEM_PROMPT] ", " [/SYSTEM_PROMPT]"),
-            "user": ("[INST] ", " [/INST]"),
-            "assistant": ("", " </s><s>"),
-        },
-        stop_str=("</s>",),
-        image_token="[IMG]",
-    )
+_named(
+    "janus",
+    ("", ""),
+    ("<｜User｜>", ""),
+    ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    stop_str=("<｜end▁of▁sentence｜>",),
+    image_token="<image_placeholder>\n",
 )
-register_chat_template(
-    ChatTemplate(
-        name="llama-3-instruct",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
-            "user": ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
-            "assistant": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-        },
-        stop_str=("<|eot_id|>",),
-        image_token="<|image|>",
-    )
+_named(
+    "llama-3-instruct-llava",
+    ("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
+    stop_str=("<|eot_id|>",),
+    image_token="<image>\n",
 )
-register_chat_template(
-    ChatTemplate(
-        name="minicpmv",
-        default_system_prompt=None,
-        role_prefix_and_suffix={"system": ("", " "), "user": ("user:", " "), "assistant": ("assistant:", "</s>")},
-        stop_str=(
-            "<|im_end|>",
-            "<|endoftext|>",
-        ),
-        image_token="(<image>./</image>)",
-    )
+_named(
+    "llama-4",
+    ("<|header_start|>system<|header_end|>\n\n", "<|eot|>"),
+    ("<|header_start|>user<|header_end|>\n\n", "<|eot|>"),
+    ("<|header_start|>assistant<|header_end|>\n\n", "<|eot|>"),
+    stop_str=("<|eot|>",),
+    image_token="<|image|>",
 )
-register_chat_template(
-    ChatTemplate(
-        name="janus-pro",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "User": ("<｜User｜>", ""),
-            "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-        },
-        stop_str=("<｜end▁of▁sentence｜>",),
-        image_token="<image_placeholder>\n",
-    )
+_named(
+    "yi-1.5",
+    ("", ""),
+    ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+    ("", "<|im_end|>\n"),
+    stop_str=("<|im_end|>",),
 )
-register_chat_template(
-    ChatTemplate(
-        name="minicpmo",
-        default_system_prompt=None,
-        role_prefix_and_suffix={"system": ("", " "), "user": ("user:", " "), "assistant": ("assistant:", "</s>")},
-        stop_str=(
-            "<|im_end|>",
-            "<|endoftext|>",
-        ),
-        image_token="(<image>./</image>)",
-        audio_token="(<audio>./</audio>)",
-    )
+_named(
+    "yi-vl",
+    ("", "\n\n"),
+    ("### Human:", "\n"),
+    ("### Assistant:", "\n"),
+    prompt=_YI_VL,
+    image_token=" <image_placeholder>\n",
 )
-register_chat_template(
-    ChatTemplate(
-        name="janus",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "user": ("<｜User｜>", ""),
-            "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-        },
-        stop_str=("<｜end▁of▁sentence｜>",),
-        image_token="<image_placeholder>\n",
-    )
+_named(
+    "gemma-it",
+    ("", ""),
+    ("<start_of_turn>user\n", "<end_of_turn>\n"),
+    ("<start_of_turn>model\n", "<end_of_turn>\n"),
+    image_token="<start_of_image>",
+    audio_token="<start_of_audio>",
 )
-register_chat_template(
-    ChatTemplate(
-        name="llama-3-instruct-llava",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|start_header_id|>system<|end_header_id|>\n\n", "<|eot_id|>"),
-            "user": ("<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"),
-            "assistant": ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>"),
-        },
-        stop_str=("<|eot_id|>",),
-        image_token="<image>\n",
-    )
+_named("gemma-4-it", ("", ""), ("<|turn>user\n", "<turn|>\n"), ("<|turn>assistant\n", "<turn|>\n"))
+_named(
+    "dbrx-instruct",
+    ("<|im_start|>system\n", "<|im_end|>"),
+    ("\n<|im_start|>user\n", "<|im_end|>"),
+    ("\n<|im_start|>assistant\n", "<|im_end|>"),
+    prompt=_DBRX_INSTRUCT,
+    stop_str=("<|im_end|>",),
 )
-register_chat_template(
-    ChatTemplate(
-        name="llama-4",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|header_start|>system<|header_end|>\n\n", "<|eot|>"),
-            "user": ("<|header_start|>user<|header_end|>\n\n", "<|eot|>"),
-            "assistant": ("<|header_start|>assistant<|header_end|>\n\n", "<|eot|>"),
-        },
-        stop_str=("<|eot|>",),
-        image_token="<|image|>",
-    )
+_named(
+    "c4ai-command-r",
+    ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
 )
-register_chat_template(
-    ChatTemplate(
-        name="yi-1.5",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
-            "assistant": ("", "<|im_end|>\n"),
-        },
-        stop_str=("<|im_end|>",),
-    )
+_named(
+    "internvl-2-5",
+    *_CHATML,
+    prompt="你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。",
+    stop_str=("<|im_end|>", "<|action_end|>"),
 )
-register_chat_template(
-    ChatTemplate(
-        name="yi-vl",
-        default_system_prompt=_YI_VL,
-        role_prefix_and_suffix={
-            "system": ("", "\n\n"),
-            "user": ("### Human:", "\n"),
-            "assistant": ("### Assistant:", "\n"),
-        },
-        image_token=" <image_placeholder>\n",
-    )
+_named("interns1", *_CHATML, prompt=_INTERNS1, stop_str=("<|im_end|>", "<|action_end|>"))
+_named(
+    "granite-3-instruct",
+    ("<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>"),
+    ("<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>"),
+    ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>"),
+    stop_str=("<|end_of_text|>",),
 )
-register_chat_template(
-    ChatTemplate(
-        name="gemma-it",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "user": ("<start_of_turn>user\n", "<end_of_turn>\n"),
-            "assistant": ("<start_of_turn>model\n", "<end_of_turn>\n"),
-        },
-        image_token="<start_of_image>",
-        audio_token="<start_of_audio>",
-    )
+_named(
+    "deepseek-v3",
+    ("", ""),
+    ("<｜User｜>", ""),
+    ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    stop_str=("<｜end▁of▁sentence｜>",),
 )
-register_chat_template(
-    ChatTemplate(
-        name="gemma-4-it",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "user": ("<|turn>user\n", "<turn|>\n"),
-            "assistant": ("<|turn>assistant\n", "<turn|>\n"),
-        },
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="dbrx-instruct",
-        default_system_prompt=_DBRX_INSTRUCT,
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>"),
-            "user": ("\n<|im_start|>user\n", "<|im_end|>"),
-            "assistant": ("\n<|im_start|>assistant\n", "<|im_end|>"),
-        },
-        stop_str=("<|im_end|>",),
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="c4ai-command-r",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            "user": ("<|START_OF_TURN_TOKEN|><|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-            "assistant": ("<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
-        },
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="internvl-2-5",
-        default_system_prompt="你是书生·万象，英文名是InternVL，是由上海人工智能实验室、清华大学及多家合作单位联合开发的多模态大语言模型。",
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=(
-            "<|im_end|>",
-            "<|action_end|>",
-        ),
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="interns1",
-        default_system_prompt=_INTERNS1,
-        role_prefix_and_suffix={
-            "system": ("<|im_start|>system\n", "<|im_end|>\n"),
-            "user": ("<|im_start|>user\n", "<|im_end|>\n"),
-            "assistant": ("<|im_start|>assistant\n", "<|im_end|>\n"),
-        },
-        stop_str=(
-            "<|im_end|>",
-            "<|action_end|>",
-        ),
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="granite-3-instruct",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|start_of_role|>system<|end_of_role|>", "<|end_of_text|>"),
-            "user": ("<|start_of_role|>user<|end_of_role|>", "<|end_of_text|>"),
-            "assistant": ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>"),
-        },
-        stop_str=("<|end_of_text|>",),
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="deepseek-v3",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("", ""),
-            "user": ("<｜User｜>", ""),
-            "assistant": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-        },
-        stop_str=("<｜end▁of▁sentence｜>",),
-    )
-)
-register_chat_template(
-    ChatTemplate(
-        name="glm-4v",
-        default_system_prompt=None,
-        role_prefix_and_suffix={
-            "system": ("<|system|>\n", "\n"),
-            "user": ("<|user|>\n", "\n"),
-            "assistant": ("<|assistant|>\n", "\n"),
-        },
-        stop_str=(
-            "<|user|>",
-            "<|endoftext|>",
-            "<|observation|>",
-        ),
-        image_token="<|image|>",
-    )
+_named(
+    "glm-4v",
+    ("<|system|>\n", "\n"),
+    ("<|user|>\n", "\n"),
+    ("<|assistant|>\n", "\n"),
+    stop_str=("<|user|>", "<|endoftext|>", "<|observation|>"),
+    image_token="<|image|>",
 )

@@ -194,9 +194,9 @@ def partial_type(wanted: Any) -> Any:
     """``wanted`` with every field optional, all the way down."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (list, tuple, set, frozenset) and arguments:
-        return list[partial_type(arguments[0])]  # type: ignore[misc]  # a type that is made while running
+        return types.GenericAlias(list, (partial_type(arguments[0]),))
     if origin is dict and len(arguments) == 2:
-        return dict[str, partial_type(arguments[1])]  # type: ignore[misc]  # as above
+        return types.GenericAlias(dict, (str, partial_type(arguments[1])))
     if origin in (typing.Union, types.UnionType):
         return Any
     if typing.is_typeddict(wanted):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import threading
-from collections.abc import Callable, Coroutine
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvloop
@@ -13,7 +15,32 @@ import uvloop
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+_loop: _Loop | None = None
+
+EXIT_SECONDS = 5.0
+"""How long the end of the interpreter waits for connections to be closed."""
+
+
+class _Loop:
+    """An event loop on a daemon thread of its own, ended with the interpreter."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._over = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="bough-lang", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        await self._over.wait()
+        await _close_all(self.loop)
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(EXIT_SECONDS)
 
 
 def default_loop() -> asyncio.AbstractEventLoop:
@@ -21,9 +48,8 @@ def default_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _lock:
         if _loop is None:
-            _loop = uvloop.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="bough-lang", daemon=True).start()
-        return _loop
+            _loop = _Loop()
+        return _loop.loop
 
 
 def _forget_loop() -> None:
@@ -32,7 +58,51 @@ def _forget_loop() -> None:
     _loop, _lock = None, threading.Lock()
 
 
+def _end_loop() -> None:
+    if _loop is not None:
+        _loop.end()
+
+
 os.register_at_fork(after_in_child=_forget_loop)
+atexit.register(_end_loop)
+
+
+_finalizers: list[weakref.finalize[..., Any]] = []
+_closing: set[asyncio.Future[Any]] = set()
+
+
+def close_with(
+    owner: object, close: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop
+) -> weakref.finalize[..., Any]:
+    """Run ``close`` on ``loop`` when ``owner`` is collected, the returned finalizer is called, or the interpreter ends.
+
+    ``close`` must not refer to ``owner``. A loop that has ended by then closes nothing.
+    """
+    finalizer = weakref.finalize(owner, _close_on, loop, close)
+    finalizer.atexit = False  # the loop sees to it when it ends
+    with _lock:
+        _finalizers[:] = [*(f for f in _finalizers if f.alive), finalizer]
+    return finalizer
+
+
+def _close_on(loop: asyncio.AbstractEventLoop, close: Callable[[], Awaitable[Any]]) -> None:
+    if loop.is_running():
+        loop.call_soon_threadsafe(_begin, close)
+
+
+def _begin(close: Callable[[], Awaitable[Any]]) -> None:
+    task = asyncio.ensure_future(close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)
+
+
+async def _close_all(loop: asyncio.AbstractEventLoop) -> None:
+    """Close what is still open on ``loop``, which runs this."""
+    for finalizer in _finalizers:
+        if (found := finalizer.peek()) is not None and found[2][0] is loop:
+            finalizer.detach()
+            _begin(found[2][1])
+    await asyncio.gather(*(task for task in _closing if task.get_loop() is loop), return_exceptions=True)
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> bool:

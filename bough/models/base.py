@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from bough.base.messages import CacheKind
 from bough.device.layers.context import LayerContext
 from bough.device.ops.cells import Cells
 
@@ -46,6 +47,35 @@ class KVShape:
     def bytes_per_token(self) -> int:
         """Bytes over all layers."""
         return sum(layer.bytes_per_token(self.dtype) for layer in self.layers)
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """Bytes over the layers that see a window."""
+        return sum(layer.bytes_per_token(self.dtype) for layer in self.layers if layer.window)
+
+    @property
+    def window(self) -> int:
+        """The widest window of a layer, 0 if none sees one."""
+        return max((layer.window for layer in self.layers), default=0)
+
+    def kinds(self, tokens: int, window_tokens: int | None) -> tuple[CacheKind, ...]:
+        """The layers by what they keep, in pools of so many cells."""
+        found: dict[tuple[Literal["full", "window", "latent"], int], list[CacheSpec]] = {}
+        for layer in self.layers:
+            if layer.window and window_tokens is not None:
+                found.setdefault(("window", layer.window), []).append(layer)
+            else:
+                found.setdefault(("full" if layer.value_dim else "latent", 0), []).append(layer)
+        return tuple(
+            CacheKind(
+                kind=kind,
+                layers=len(layers),
+                tokens=window_tokens if kind == "window" and window_tokens is not None else tokens,
+                bytes_per_token=sum(layer.bytes_per_token(self.dtype) for layer in layers),
+                window=window,
+            )
+            for (kind, window), layers in found.items()
+        )
 
 
 class Model(Protocol):

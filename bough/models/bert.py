@@ -1,7 +1,8 @@
-"""BERT (Devlin et al. 2019) as an encoder of texts: ``model_type`` bert.
+"""BERT (Devlin et al. 2019) as an encoder of texts, and as a classifier of texts or pairs: ``model_type`` bert.
 
 Word, position and type embeddings, then post-norm transformer layers with attention in both directions. Checkpoints
-name their parameters with or without the prefix ``bert.``; the pooler and the heads of pre-training are left out.
+name their parameters with or without the prefix ``bert.``; the heads of pre-training are left out, and the pooler, too,
+where no classifier reads it.
 
 Shapes: T tokens of whole sequences, D hidden size.
 """
@@ -24,6 +25,9 @@ from bough.device.ops.heads import Heads, Scoring
 from bough.models.base import KVShape, labels_of
 
 Tensor = torch.Tensor
+
+_PARTS = ("weight", 2), ("bias", 1)
+"""Parameters of a linear layer, and how many dimensions they have."""
 
 
 class _Layer:
@@ -52,8 +56,21 @@ class _Layer:
         return self._norm(x + self._down(torch.nn.functional.gelu(self._up(x))))
 
 
+class _Classifier:
+    """Hidden state of the first token -> pooler -> scores of the labels, in float32 however other weights are held."""
+
+    def __init__(self, context: LayerContext, pooler: str, n_labels: int, d: int) -> None:
+        self._pooler = [context.parameter(f"{pooler}.{part}", (d, d)[:n]).float() for part, n in _PARTS]
+        self._head = [context.parameter(f"classifier.{part}", (n_labels, d)[:n]).float() for part, n in _PARTS]
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, n_labels] float32."""
+        linear = torch.nn.functional.linear
+        return linear(torch.tanh(linear(hidden.float(), *self._pooler)), *self._head)
+
+
 class Bert:
-    """A :class:`bough.models.base.Model` that gives hidden states and no logits."""
+    """A :class:`bough.models.base.Model` that gives hidden states, or scores of labels, and no logits."""
 
     causal = False
 
@@ -63,8 +80,8 @@ class Bert:
         wrong = [name for name in sizes if not isinstance(config.get(name), int) or config[name] < 1]
         if wrong or config["hidden_size"] % config["num_attention_heads"]:
             raise ConfigError(f"the model's config has no usable {wrong[0] if wrong else 'num_attention_heads'!r}")
-        if config.get("hidden_act", "gelu") != "gelu" or labels_of(config):
-            raise ConfigError("of BERT models, those that embed texts, with the activation gelu, are supported")
+        if config.get("hidden_act", "gelu") != "gelu":
+            raise ConfigError("of BERT models, those with the activation gelu are supported")
         config = {"layer_norm_eps": 1e-12, **config}
         d = config["hidden_size"]
         self._attention = context.attention = EncoderAttention()
@@ -77,17 +94,20 @@ class Bert:
         self._norm = LayerNorm(context, f"{embeddings}.LayerNorm", d, config["layer_norm_eps"])
         layers = range(config["num_hidden_layers"])
         self._layers = [_Layer(context, f"{prefix}encoder.layer.{i}", config) for i in layers]
+        self.labels = labels_of(config)
+        if self.labels and config["type_vocab_size"] < 2:
+            raise ConfigError("a BERT classifier needs two types of tokens: type_vocab_size is 1")
+        if self.labels:
+            self._classifier = _Classifier(context, f"{prefix}pooler.dense", len(self.labels), d)
         context.check_all_read(
             lambda name: name.startswith((f"{prefix}pooler.", "cls.")) or name.endswith(".position_ids")
         )
         self.vocab_size = min(n_ids, config["vocab_size"])
-        self.labels: tuple[str, ...] = ()
         self.kv_shape = KVShape((), context.dtype)
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
-        x = self._norm(
-            self._words(tokens) + self._places(self._attention.batch.positions) + self._types(torch.zeros_like(tokens))
-        )
+        places = self._places(self._attention.batch.positions)
+        x = self._norm(self._words(tokens) + places + self._types(self._types_of(tokens)))
         for layer in self._layers:
             x = layer(x)
         return x
@@ -96,4 +116,17 @@ class Bert:
         raise TypeError("an encoder gives no logits")
 
     def scores(self, hidden: Tensor) -> Tensor:
-        raise TypeError("an encoder without a classification head gives no scores")
+        return self._classifier(hidden)
+
+    def _types_of(self, tokens: Tensor) -> Tensor:
+        """[T] 0 or 1: the second text of a pair begins behind the first separator, which is what a sequence ends with.
+
+        Nothing but a classifier is given pairs.
+        """
+        if not self.labels:
+            return torch.zeros_like(tokens)
+        starts = self._attention.batch.q_start
+        lengths = starts.diff()
+        ends = tokens == tokens[starts[1:] - 1].repeat_interleave(lengths)
+        before = ends.cumsum(0) - ends.long()
+        return (before > before[starts[:-1]].repeat_interleave(lengths)).int()

@@ -116,12 +116,15 @@ class Decoder:
 
     Attributes:
         defaults: what configs leave out.
+        norms: names of a block's norms: before and after attention, before and after the feed-forward layer; None: no
+            norm there.
         config, c: its config, and the numbers of it.
         context: what its layers are made with.
     """
 
     causal = True
     defaults: Mapping[str, Any] = {}
+    norms: tuple[str | None, str | None, str | None, str | None] = ("input", None, "post_attention", None)
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         self.context = context
@@ -161,11 +164,14 @@ class Decoder:
 
     def block(self, prefix: str, i: int) -> Block | ParallelBlock:
         """Layer ``i``, whose parameters' names begin with ``prefix``."""
+        before, after, before_mlp, after_mlp = (
+            None if name is None else self.norm(f"{prefix}.{name}_layernorm") for name in self.norms
+        )
         return Block(
             self.attention(f"{prefix}.self_attn", i),
-            Norms(self.norm(f"{prefix}.input_layernorm")),
+            Norms(before, after),
             self.mlp(f"{prefix}.mlp", i),
-            Norms(self.norm(f"{prefix}.post_attention_layernorm")),
+            Norms(before_mlp, after_mlp),
             self.c.residual_scale,
         )
 
@@ -229,8 +235,7 @@ class Decoder:
         """The rotary table of layers of this kind; of all of them, where the config does not tell them apart."""
         if kind not in self._tables:
             table = rotary_table(self.rope_settings(kind), self.c.head_dim, self._n_positions)
-            same = (other for other in self._tables.values() if torch.equal(other, table))
-            self._tables[kind] = next(same, table.to(self.context.device))
+            self._tables[kind] = table.to(self.context.device)
         return self._tables[kind]
 
     def no_table(self) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bough.device.layers.block import Block, Norms
 from bough.device.layers.mlp import activation_of
 from bough.device.layers.norm import NormForm
 from bough.models.config import ConfigReader
@@ -41,6 +40,7 @@ class Gemma2(Decoder):
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
         "sliding_window": 4096,
     }  # fmt: skip
+    norms = "input", "post_attention", "pre_feedforward", "post_feedforward"
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:
@@ -48,14 +48,4 @@ class Gemma2(Decoder):
             **{**gemma_sizes(c), "windows": layer_windows(c, lambda i: i % 2 == 0)},
             attention_softcap=c.number("attn_logit_softcapping", 0),
             logit_softcap=c.number("final_logit_softcapping", 0),
-        )
-
-    def block(self, prefix: str, i: int) -> Block:
-        norms = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
-        before, after, before_mlp, after_mlp = (self.norm(f"{prefix}.{name}_layernorm") for name in norms)
-        return Block(
-            self.attention(f"{prefix}.self_attn", i),
-            Norms(before, after),
-            self.mlp(f"{prefix}.mlp", i),
-            Norms(before_mlp, after_mlp),
         )

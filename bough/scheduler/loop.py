@@ -18,7 +18,6 @@ from bough.base.messages import (
     Abort,
     Control,
     ControlReply,
-    EndProgram,
     Finish,
     FromEngine,
     ModelInfo,
@@ -37,7 +36,7 @@ from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
-from bough.scheduler.programs import Programs
+from bough.scheduler.programs import Programs, ProgramState
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req, Status, initial_logprob_from
 from bough.scheduler.rows import Rows
@@ -212,7 +211,7 @@ class Scheduler:
     # -- messages --------------------------------------------------------------------------------------
 
     def receive(self, message: ToEngine) -> None:
-        """Take one message. Never raises for what a client sent; the answer goes to the outbox."""
+        """Take one message; the answer goes to the outbox. A request never raises; commands raise what refuses them."""
         match message:
             case Request():
                 try:
@@ -227,8 +226,6 @@ class Scheduler:
                     if (req := self._reqs.get(rid)) is not None:
                         self._end(req, Finish("abort", message="the request was aborted"))
                         self._aborted += 1
-            case EndProgram():
-                self._end_program(message)
             case Control():
                 self._control(message)
         self._send()
@@ -252,6 +249,7 @@ class Scheduler:
         self._programs.check(request)
         params = request.params
         now = self._clock()
+        self._programs.tick(now)
         self._arrivals += 1
         req = Req(
             request=request,
@@ -294,15 +292,15 @@ class Scheduler:
         finish = Finish("error", message=str(error), status=error.status, param=error.param)
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
-    def _end_program(self, message: EndProgram) -> None:
-        state = self._programs.find(message.tenant, message.program)
-        if state is not None:
-            self._programs.close(state)
-            for req in list(state.reqs.values()) if message.abort else ():
-                self._end(req, Finish("abort", message="the program was aborted"))
-                self._aborted += 1
+    def _end_program(self, message: Control, state: ProgramState) -> None:
+        self._programs.close(state)
+        for req in list(state.reqs.values()) if message.op == "cancel_program" else ():
+            self._end(req, Finish("abort", message="the program was cancelled"))
+            self._aborted += 1
+        self.outbox.append(ControlReply(message.id, True))
 
     def _control(self, message: Control) -> None:
+        self._programs.tick(self._clock())
         match message.op:
             case "flush_cache":
                 freed, kept = self._kv.flush(), self._kv.usage().locked
@@ -321,6 +319,11 @@ class Scheduler:
                 self.outbox.append(ControlReply(message.id, True))
             case "list_adapters":
                 self.outbox.append(ControlReply(message.id, True, info={**self._adapters.names()}))
+            case "programs":
+                shown = self._programs.describe(message.args["tenant"], message.args.get("program"))
+                self.outbox.append(ControlReply(message.id, True, programs=shown))
+            case "end_program" | "cancel_program":
+                self._end_program(message, self._programs.known(message.args["tenant"], message.args["program"]))
 
     def _send(self) -> None:
         if self._programs.grants:
@@ -429,6 +432,9 @@ class Scheduler:
             free_tokens=usage.free,
             tree_tokens=usage.tree,
             locked_tokens=usage.locked,
+            window_tokens=usage.window,
+            free_window_tokens=usage.window_free,
+            idle_window_tokens=usage.window_idle,
             prompt_tokens=planner.prompt_tokens,
             cached_tokens=planner.cached_tokens,
             computed_tokens=planner.computed_tokens,
@@ -442,6 +448,7 @@ class Scheduler:
             step_seconds=timings.step,
             device_seconds=timings.device,
             step_tokens=timings.tokens,
+            programs=self._programs.stats(),
         )
 
     def check(self) -> None:

@@ -129,17 +129,17 @@ class Planner:
     def vacate(self, row: int, upto: int) -> None:
         """End the tenure of ``row``; the KV of its first ``upto`` tokens goes into the tree."""
         req = self._rows.req(row)
-        self._programs.vacated(req)
         named = req.request.program
         spent = named is not None and named.next_uses == 0 and req.status is Status.FINISHED
         self._kv.release(row, self._rows.ids[row, :upto], upto, spent=spent)
+        self._programs.vacated(req)
         self._rows.leave(row)
         self._released.append(row)
 
     def discard(self, row: int, valid: int) -> None:
         """End the tenure of ``row`` after a failed forward; only its first ``valid`` tokens have KV."""
-        self._programs.vacated(self._rows.req(row))
         self._kv.discard(row, valid)
+        self._programs.vacated(self._rows.req(row))
         self._rows.leave(row)
         self._released.append(row)
 
@@ -261,7 +261,7 @@ class Planner:
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
         n = min(todo - req.held, budget)
-        fits = kv.available >= todo + reserved and not (self._whole and n < todo)
+        fits = kv.available >= todo + reserved and not (self._whole and n < todo) and self._windows_fit(req)
         out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:
             kv.release(row, req.ids, 0)
@@ -287,6 +287,7 @@ class Planner:
                 logprob_from=req.logprob_from,
                 pooling=req.request.pooling,
                 adapter=req.adapter,
+                window_locs=kv.window_locs(kv.row_locs(row, 0, cached_len)),
             )
         )
         parts.add(
@@ -306,6 +307,13 @@ class Planner:
         prompts = int((known - rows.planned[running]).sum())
         generation = int((rows.limit[running] - known).sum()) + req.limit - len(req.ids)
         return prompts + int(self._headroom * generation) + len(running) * (self._kv.page_size - 1)
+
+    def _windows_fit(self, req: Req) -> bool:
+        """Whether ``req`` and all that runs can have their windows at once: nobody has to be retracted for it."""
+        rows = self._rows
+        if not len(rows):
+            return True
+        return self._kv.windows_fit(np.append(rows.limit[rows.running], np.int32(req.limit)), self._step_tokens)
 
     def _next_suspect(self) -> Flight | None:
         """One suspect alone in a plan. It waits in no queue, and nobody else runs beside it."""
@@ -337,6 +345,7 @@ class Planner:
         rows.in_flight[r] += 1
         self._step += 1
         self.computed_tokens += int(n_new.sum())
+        out_loc = np.concatenate(parts.out_loc)
         plan = StepPlan(
             step=self._step,
             released=np.array(self._released, dtype=np.int32) if self._released else EMPTY,
@@ -345,10 +354,11 @@ class Planner:
             start=start,
             n_new=n_new,
             tokens=np.concatenate(parts.tokens),
-            out_loc=np.concatenate(parts.out_loc),
+            out_loc=out_loc,
             sample=sample,
             forced=self._forced(r, start, end, sample),
             shared=self._kv.shared(r, start),
+            window_loc=self._kv.window_locs(out_loc),
         )
         self._released = []
         return Flight(plan, rows.owners(r.tolist()))

@@ -3,7 +3,7 @@
 A program takes a *seat* when a request of it is admitted and there is room for its KV beside that of the programs
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
 cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
-Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix).
+Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix, arXiv 2502.13965).
 
 Whoever has no envelope is a program of one request and needs no seat.
 """
@@ -14,9 +14,9 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bough.base.errors import InvalidRequest
+from bough.base.errors import InvalidRequest, NotFound
 from bough.base.messages import Request
-from bough.base.program import Grant, Lease
+from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
 from bough.kv.claims import Claims
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GROWTH = 1.5
 """What a program is taken to need, as a multiple of its latest prompt: it will go on."""
-LEVELS = 16
+LEVELS = 4
 """The first level ends at this part of the pool in tokens of service; each further level is twice as wide. Levels keep
 programs of about equal service from taking turns at every call, at the cost of the cache."""
 MEMORY_WEIGHT = 8
@@ -113,7 +113,9 @@ class Programs:
         self._states: dict[tuple[str, str], ProgramState] = {}
         self._seated: dict[int, int] = {}  # what each seated program needs
         self._needed = 0
-        self._count = 0
+        self._count = self._ended = 0
+        self._prompt_tokens = self._cached_tokens = 0
+        self._completions: list[float] = []
         self._pause = PAUSE
         self._token_seconds = 0.0
         self._leaving: list[tuple[float, int, ProgramState]] = []
@@ -134,6 +136,12 @@ class Programs:
 
     def find(self, tenant: str, id: str) -> ProgramState | None:
         return self._states.get((tenant, id))
+
+    def known(self, tenant: str, id: str) -> ProgramState:
+        """As :meth:`find`. Raises NotFound for a program that never was, or has ended or been forgotten."""
+        if (state := self.find(tenant, id)) is None:
+            raise NotFound(f"there is no program {id[:256]!r}", param="program")
+        return state
 
     def moved(self) -> list[ProgramState]:
         """The programs whose rank or seat changed since the last call."""
@@ -213,6 +221,8 @@ class Programs:
         if not req.started:
             state.prompt += req.n_prompt
             state.cached += cached_len
+            self._prompt_tokens += req.n_prompt
+            self._cached_tokens += cached_len
         self._serve(state, len(req.ids) - cached_len)
         if not state.seated and self.has_room(state):
             state.seated = True
@@ -220,8 +230,11 @@ class Programs:
             self._settle(state)
 
     def vacated(self, req: Req) -> None:
-        """``req`` lost its row."""
+        """``req`` lost its row, and the cache has what it computed."""
         self.rows -= 1
+        state = req.program
+        if state is not None and self.find(*state.key) is not state:
+            self._claims.over(state.number)  # a row that was in flight outlived its program
 
     def ended(self, req: Req) -> None:
         """``req`` has had its terminal event."""
@@ -270,6 +283,55 @@ class Programs:
         left = None if state.budget is None else max(0, state.budget - state.spent)
         return Grant(state.key[1], state.generated, left, state.seated, answer, tokens, seconds)
 
+    # -- what can be seen
+
+    def describe(self, tenant: str, id: str | None = None) -> list[ProgramInfo]:
+        """The programs of ``tenant``, oldest first, or the one that is named. Raises NotFound where there is none."""
+        if id is not None:
+            return [self._info(self.known(tenant, id))]
+        return [self._info(state) for state in self._states.values() if state.key[0] == tenant]
+
+    def _info(self, state: ProgramState) -> ProgramInfo:
+        running = sum(req.row >= 0 for req in state.reqs.values())
+        return ProgramInfo(
+            id=state.key[1],
+            node=state.node,
+            age=self.now - state.opened,
+            idle=None if state.reqs else self.now - state.left,
+            calls=state.calls,
+            running=running,
+            waiting=len(state.reqs) - running,
+            prompt_tokens=state.prompt,
+            cached_tokens=state.cached,
+            generated_tokens=state.generated + sum(req.n_sent for req in state.reqs.values()),
+            kept_tokens=self._claims.tokens(state.number),
+            service=state.service,
+            budget=None if state.budget is None else max(0, state.budget - state.spent),
+            deadline=None if state.deadline == float("inf") else state.deadline - self.now,
+            pause=state.pause,
+            priority=state.priority,
+            seated=state.seated,
+        )
+
+    def stats(self) -> ProgramStats:
+        """Counters and gauges; the completions are those since the previous call."""
+        completions, self._completions = self._completions, []
+        answers = self._claims.answers
+        return ProgramStats(
+            known=len(self._states),
+            seated=len(self._seated),
+            opened=self._count,
+            ended=self._ended,
+            forgotten=self._count - self._ended - len(self._states),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            leased_tokens=self._claims.leased_tokens,
+            granted=answers["granted"],
+            clipped=answers["clipped"],
+            denied=answers["denied"],
+            completions=completions,
+        )
+
     # -- seats
 
     @property
@@ -277,8 +339,8 @@ class Programs:
         """Seconds of absence through which a seat is kept.
 
         Keeping ``held`` tokens for t seconds wastes held * t of the pool; computing them anew stops the whole pool for
-        the time that takes. The first is less while t is below the time of computing a whole pool (Abhyankar et al.
-        2024, InferCept, sections 3 and 4).
+        the time that takes. The first is less while t is below the time of computing a whole pool. (Memory times time
+        as the waste of a pause is from Abhyankar et al. 2024, InferCept, arXiv 2402.01869.)
         """
         return self._capacity * self._token_seconds if self._token_seconds else float("inf")
 
@@ -295,6 +357,9 @@ class Programs:
 
     def forget(self, state: ProgramState) -> None:
         """``state`` is over: what only it used goes first."""
+        if state.ended:
+            self._ended += 1
+            self._completions.append(state.left - state.opened)
         self.stand(state)
         self._claims.over(state.number)
         self._idle.pop(state.key, None)

@@ -6,6 +6,7 @@ Fields that are UNSET are left out of the JSON; None becomes null.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +15,7 @@ from bough import __version__
 from bough.base.messages import Finish, Logprob
 from bough.engine.generation import Chunk
 from bough.server.errors import encode_json, finish_error
+from bough.server.programs import granted
 from bough.text.tokenizer import Tokenizer
 
 FINGERPRINT = f"bough-{__version__}"
@@ -155,10 +157,13 @@ class Response(msgspec.Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
+    program: dict[str, Any] | UnsetType = UNSET
     service_tier: str | UnsetType = UNSET
 
-    def warn(self, finish: Finish | None) -> None:
-        """Add what of the request's constraint was not enforced, as ``finish`` tells."""
+    def note(self, finish: Finish | None) -> None:
+        """Add what of the request's constraint was not enforced, and what its program and lease were granted."""
+        if finish is not None and finish.grant is not None:
+            self.program = granted(finish.grant)
         if finish is not None and finish.warnings:
             known = [] if isinstance(self.warnings, UnsetType) else self.warnings
             self.warnings = list(dict.fromkeys([*known, *finish.warnings]))

@@ -49,6 +49,7 @@ from bough.server.pooling.schema import (
     RerankRequest,
     ScoreRequest,
 )
+from bough.server.program_routes import Programs
 from bough.server.responses.handlers import Responses
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.routes import RouteSpec, install
@@ -128,7 +129,9 @@ def create_app(service: Service) -> ASGIApp:
     """The whole application over ``service``. Raises ConfigError when a route declares no scope."""
     app = FastAPI(title="bough", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    install(app, _table(service, app), Keyring(service.config.serve).admit)
+    keys = Keyring(service.config.serve)
+    service.quota_of = keys.quota
+    install(app, _table(service, app), keys.admit)
     if service.config.serve.cors_origin:
         app.add_middleware(
             CORSMiddleware, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
@@ -142,6 +145,7 @@ def create_app(service: Service) -> ASGIApp:
 
 def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
     about, replies, files, ollama = info.Info(service), Responses(service), Files(service), About(service)
+    programs = Programs(service)
     operations: dict[str, Operation[Any]] = {}
     batches = Batches(service, files, operations)
 
@@ -194,6 +198,10 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         post(("/v1/unload_lora_adapter",), "admin", schema.UnloadAdapterRequest, adapters.unload),
         post(("/load_lora_adapter",), "admin", schema.LoadAdapterRequest, adapters.load_native),
         post(("/unload_lora_adapter",), "admin", schema.UnloadAdapterRequest, adapters.unload_native),
+        RouteSpec(("/v1/programs",), ("GET",), "user", programs.listing),
+        RouteSpec(("/v1/programs/{program_id:path}/end",), ("POST",), "user", programs.end),
+        RouteSpec(("/v1/programs/{program_id:path}/cancel",), ("POST",), "user", programs.cancel),
+        RouteSpec(("/v1/programs/{program_id:path}",), ("GET",), "user", programs.retrieve),
         RouteSpec(("/v1/models",), ("GET",), "user", about.models),
         RouteSpec(("/v1/models/{model:path}",), ("GET",), "user", about.model),
         RouteSpec(("/get_model_info", "/model_info"), ("GET",), "user", about.model_info),

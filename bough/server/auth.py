@@ -23,6 +23,7 @@ from starlette.types import Scope as Connection
 from bough.base.config import ServeConfig
 from bough.base.errors import ConfigError
 from bough.server.errors import Forbidden, Unauthorized
+from bough.server.quotas import UNBOUNDED, Quota
 from bough.server.routes import Scope
 
 logger = logging.getLogger("bough.server")
@@ -31,6 +32,7 @@ RELOAD_SECONDS = 1.0
 """How often the key file is looked at."""
 _TENANT = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FIELDS = {"key", "sha256", "tenant", "scopes"}
+_QUOTAS = {"requests", "tokens", "queue_share"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,14 @@ OPERATOR = Principal("operator", "", frozenset(("user", "admin")))
 ANYONE = Principal("anyone", "", frozenset(("user",)))
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What a key file says: who has which key, by digest, and the quotas of tenants that have one."""
+
+    principals: Mapping[bytes, Principal]
+    quotas: Mapping[str, Quota]
+
+
 def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
@@ -59,7 +69,7 @@ class Keyring:
     def __init__(self, config: ServeConfig) -> None:
         self._fixed = _from_flags(config)
         self._path = None if config.api_key_file is None else Path(config.api_key_file)
-        self._read: dict[bytes, Principal] = {} if self._path is None else read_keys(self._path)
+        self._read = Keys({}, {}) if self._path is None else read_keys(self._path)
         self._stamp = _stamp(self._path)
         self._looked_at = time.monotonic()
         self._open = not config.api_key and self._path is None
@@ -87,12 +97,16 @@ class Keyring:
             raise Forbidden(f"this route needs a key with the scope {scope}, or the server's own socket for operators")
         return principal
 
+    def quota(self, tenant: str) -> Quota:
+        """How much ``tenant`` may have in flight, by the latest key file."""
+        return self._read.quotas.get(tenant, UNBOUNDED)
+
     def _find(self, key: bytes) -> Principal | None:
         self._reload()
         presented = hashlib.sha256(key).digest()
         found = None
         # Every key is compared, so that the time says nothing about any.
-        for known, principal in (*self._fixed.items(), *self._read.items()):
+        for known, principal in (*self._fixed.items(), *self._read.principals.items()):
             if hmac.compare_digest(known, presented):
                 found = principal
         return found
@@ -107,7 +121,7 @@ class Keyring:
         self._stamp = stamp
         try:
             self._read = read_keys(self._path)
-            logger.info("read %d keys from %s", len(self._read), self._path)
+            logger.info("read %d keys from %s", len(self._read.principals), self._path)
         except ConfigError as error:
             logger.error("the keys stay as they were: %s", error.message)
 
@@ -120,14 +134,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_keys(path: Path) -> dict[bytes, Principal]:
-    """The keys of a TOML file, by digest: tables ``[keys.NAME]`` with ``key`` or ``sha256`` (hexadecimal), and
-    optionally ``tenant`` (by default the name) and ``scopes`` (by default ``["user"]``).
+def read_keys(path: Path) -> Keys:
+    """A TOML file of tables ``[keys.NAME]`` with ``key`` or ``sha256`` (hexadecimal), and optionally ``tenant`` (by
+    default the name) and ``scopes`` (by default ``["user"]``); and of tables ``[tenants.NAME]``, see :class:`Quota`.
 
     Raises ConfigError that names the file and the key, never its value.
     """
     try:
-        tables = tomllib.loads(path.read_text("utf-8")).get("keys")
+        whole = tomllib.loads(path.read_text("utf-8"))
+        tables, tenants = whole.get("keys"), whole.get("tenants", {})
     except OSError as error:
         raise ConfigError(f"the key file {path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -140,7 +155,23 @@ def read_keys(path: Path) -> dict[bytes, Principal]:
         if known in found:
             raise ConfigError(f"the key file {path} has the key of {name!r} twice")
         found[known] = principal
-    return found
+    known_tenants = {principal.tenant for principal in found.values()}
+    if not isinstance(tenants, dict) or (set(tenants) - known_tenants):
+        raise ConfigError(f"the key file {path}: [tenants.NAME] names a tenant that a key has")
+    return Keys(found, {name: _quota(path, name, table) for name, table in tenants.items()})
+
+
+def _quota(path: Path, name: str, table: Any) -> Quota:
+    where = f"the key file {path}: [tenants.{name}]"
+    if not isinstance(table, Mapping) or set(table) - _QUOTAS:
+        raise ConfigError(f"{where} takes requests, tokens and queue_share")
+    for field in ("requests", "tokens"):
+        if field in table and (type(table[field]) is not int or table[field] < 1):
+            raise ConfigError(f"{where}: {field} is a whole number of at least 1")
+    share = table.get("queue_share", 1.0)
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise ConfigError(f"{where}: queue_share is more than 0 and at most 1")
+    return Quota(**table)
 
 
 def _entry(path: Path, name: str, table: Any) -> tuple[bytes, Principal]:

@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from bough.base.errors import InvalidRequest
 from bough.base.messages import Finish, Logprob
+from bough.base.program import Lease
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, GenerateOptions
 from bough.server.answers import (
@@ -32,6 +33,7 @@ from bough.server.options import (
     about_request,
     check_ids,
     default_max_tokens,
+    most_tokens,
     openai_options,
     request_rids,
     sequence_rids,
@@ -142,9 +144,9 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         body.prompt_logprobs,
     )
     program = program_of(call.program, body.program)
-    options = openai_options(service, call.engine, body, lengths, rids[0], program, cache_lease(body))
+    options = openai_options(service, call.engine, body, lengths, rids[0], program, await _lease(call, body, ids))
     options = shape.options(options)
-    service.admit(call.flight, sequence_rids([options]))
+    service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
     envelope = Response(
         id=response_id,
         object="chat.completion.chunk" if body.stream else "chat.completion",
@@ -155,6 +157,22 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     return _Job(call, ids, options, envelope, names, top, _echo(body), [shape.reply() for _ in range(options.n)])
+
+
+async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
+    """What of the prompt ``ids`` is to be kept: all, or what the messages before the last breakpoint begin with."""
+    lease, n = cache_lease(body), (body.prompt_cache_options or {}).get("messages")
+    if lease is None or not isinstance(n, int) or not 0 < n < len(body.messages) or body.input_ids:
+        return lease
+    before = structs.replace(
+        body, messages=body.messages[:n], add_generation_prompt=False, continue_final_message=False
+    )
+    try:
+        kept = await render(call.engine, call.service, before)
+    except InvalidRequest:  # not every template takes the beginning of a conversation
+        return lease
+    same = next((i for i, (a, b) in enumerate(zip(kept, ids)) if a != b), min(len(kept), len(ids)))
+    return structs.replace(lease, upto=same) if same else None
 
 
 def _echo(body: ChatRequest) -> str:
@@ -198,7 +216,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
             if chunk.finish is not None:
                 check_finish(chunk.finish)
                 finishes[i] = chunk.finish
-            job.envelope.warn(chunk.finish)
+            job.envelope.note(chunk.finish)
     job.envelope.choices = [
         ChatChoice(
             i,
@@ -252,7 +270,7 @@ async def _pieces(job: _Job, body: ChatRequest) -> AsyncGenerator[list[ChatChunk
     async with aclosing(run) as pieces:
         async for _, chunk in pieces:
             job.tally.add(0, chunk)
-            job.envelope.warn(chunk.finish)
+            job.envelope.note(chunk.finish)
             choices = _deltas(job, body, chunk)
             if not begun:
                 begun = True

@@ -31,6 +31,7 @@ from bough.server.options import (
     at_least_one,
     default_max_tokens,
     encode_prompts,
+    most_tokens,
     openai_options,
     request_rids,
     sequence_rids,
@@ -89,7 +90,7 @@ class _Job:
         if chunk.finish is not None:
             check_finish(chunk.finish)
             choice.finish = chunk.finish
-            self.envelope.warn(chunk.finish)
+            self.envelope.note(chunk.finish)
         return choice
 
 
@@ -117,7 +118,8 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
         )
         for prompt, rid in zip(prompts, rids, strict=True)
     ]
-    service.admit(call.flight, sequence_rids(options))
+    work = zip((prompt.ids for prompt in prompts), options, strict=True)
+    service.admit(call.flight, sequence_rids(options), most_tokens(service, work))
     envelope = Response(
         id=response_id, object="text_completion", created=int(time.time()),
         model=options[0].namespace.adapter or service.model_name, choices=[],

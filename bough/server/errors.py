@@ -10,7 +10,7 @@ import math
 
 import msgspec
 
-from bough.base.errors import BoughError, InvalidRequest
+from bough.base.errors import BoughError, InvalidRequest, Overloaded
 from bough.base.messages import Finish
 from bough.engine.text import error_of
 
@@ -66,6 +66,12 @@ class Forbidden(BoughError):
     status = 403
     type = "permission_error"
     code = "forbidden"
+
+
+class QuotaExceeded(Overloaded):
+    """The tenant has as much in flight as it may (HTTP 429)."""
+
+    code = "quota_exceeded"
 
 
 class ModelNotFound(BoughError):

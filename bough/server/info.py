@@ -148,6 +148,9 @@ class Info:
                 "model": None if hello is None else msgspec.to_builtins(hello.model),
                 "max_total_num_tokens": None if hello is None else hello.pool_tokens,
                 "page_size": None if hello is None else hello.page_size,
+                "kv_cache": []
+                if hello is None
+                else [{**msgspec.to_builtins(k), "bytes": k.bytes} for k in hello.cache],
                 "stats": None if stats is None else msgspec.to_builtins(stats),
             }
         )

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bough.base.messages import Stats
+from bough.base.program import ProgramStats
 from bough.engine.generation import Chunk
 
 if TYPE_CHECKING:
@@ -43,7 +44,24 @@ _GAUGES = (
     ("free_tokens", "kv_free_tokens", "Free tokens of the KV pool"),
     ("tree_tokens", "kv_tree_tokens", "Cached tokens in the tree"),
     ("locked_tokens", "kv_locked_tokens", "Tokens that running sequences hold"),
+    ("window_tokens", "kv_window_tokens", "Size in tokens of the pool of layers that see a window; 0 without one"),
+    ("free_window_tokens", "kv_window_free_tokens", "Free tokens of that pool"),
+    ("idle_window_tokens", "kv_window_idle_tokens", "Tokens of it that no running sequence can see"),
 )
+
+
+_PROGRAM_COUNTERS = (
+    ("opened", "Programs that began"),
+    ("ended", "Programs that ended"),
+    ("forgotten", "Programs that never ended and were forgotten"),
+    ("prompt_tokens", "Prompt tokens of programs"),
+    ("cached_tokens", "Prompt tokens of programs that came from the cache"),
+)
+_PROGRAM_GAUGES = (
+    ("known", "programs", "Programs that have requests or may come back"),
+    ("seated", "programs_seated", "Programs whose KV is kept between their requests"),
+)
+_COMPLETIONS = (0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
 
 class Metrics:
@@ -66,6 +84,10 @@ class Metrics:
         self.step_tokens = Histogram(
             "bough_step_tokens", "Tokens computed by one step", registry=make, buckets=_STEP_TOKENS
         )
+        self.completion = Histogram(
+            "bough_program_completion_seconds", "From a program's first request to its end", ("policy",), registry=make,
+            buckets=_COMPLETIONS,
+        )  # fmt: skip
         self.rejected = Counter(
             "bough_overloaded", "Requests refused by this process because of overload", registry=make
         )
@@ -79,8 +101,10 @@ class Metrics:
         """The Prometheus text format."""
         return generate_latest(self.registry)
 
-    def observe_stats(self, stats: Stats) -> None:
-        """Take the step times of a heartbeat."""
+    def observe_stats(self, stats: Stats, policy: str) -> None:
+        """Take the times of a heartbeat of an engine that schedules by ``policy``."""
+        for seconds in stats.programs.completions:
+            self.completion.labels(policy).observe(seconds)
         for histogram, values in (
             (self.step, stats.step_seconds),
             (self.device, stats.device_seconds),
@@ -123,6 +147,7 @@ class _EngineCollector(Collector):
         stats = service.engine.client.stats if service.engine is not None else None
         if stats is not None:
             yield from _engine_metrics(stats)
+            yield from _program_metrics(stats.programs, service.hello.schedule.policy)
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -137,3 +162,20 @@ def _engine_metrics(stats: Stats) -> Iterator[Metric]:
     yield GaugeMetricFamily("bough_kv_used_share", "Share of the KV pool that is not free", value=used)
     hits = stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0
     yield GaugeMetricFamily("bough_cache_hit_rate", "Cached share of all prompt tokens so far", value=hits)
+
+
+def _program_metrics(stats: ProgramStats, policy: str) -> Iterator[Metric]:
+    """By policy and never by program: their ids are without end."""
+    for field, help in _PROGRAM_COUNTERS:
+        counter = CounterMetricFamily(f"bough_programs_{field}", help, labels=("policy",))
+        counter.add_metric((policy,), getattr(stats, field))
+        yield counter
+    for field, name, help in _PROGRAM_GAUGES:
+        gauge = GaugeMetricFamily(f"bough_{name}", help, labels=("policy",))
+        gauge.add_metric((policy,), getattr(stats, field))
+        yield gauge
+    leases = CounterMetricFamily("bough_leases", "Leases by how they were answered", labels=("answer",))
+    for answer in ("granted", "clipped", "denied"):
+        leases.add_metric((answer,), getattr(stats, answer))
+    yield leases
+    yield GaugeMetricFamily("bough_leased_tokens", "Tokens of the cache under a lease", value=stats.leased_tokens)

@@ -26,6 +26,7 @@ from bough.server.options import (
     bad_words_of,
     default_max_tokens,
     encode_prompts,
+    most_tokens,
     new_id,
     salt_of,
     sequence_rids,
@@ -120,7 +121,7 @@ async def generate(call: Call, body: GenerateRequest) -> Answer:
         raise InvalidRequest("n must be the same for all prompts of a batch", param="n")
     if len(sequences) > call.service.limits.sequences:
         raise InvalidRequest(f"the request has more than {call.service.limits.sequences} sequences", param="n")
-    call.service.admit(call.flight, [s.rid for s in sequences])
+    call.service.admit(call.flight, [s.rid for s in sequences], most_tokens(call.service, work))
     job = _Job(call, body, sequences, [(ids, o) for ids, o in work], not batch and len(sequences) == 1)
     return _stream(job) if body.stream else await _complete(job)
 

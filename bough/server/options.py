@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from bough.base.program import Lease, Program
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import GenerateOptions
 from bough.server.constraints import constraint_of
-from bough.server.schema import Prompt, Sampling
+from bough.server.schema import Sampling
 from bough.server.service import Service
 from bough.text.bad_words import bad_word_ids
 
@@ -52,7 +52,7 @@ def at_least_one(name: str, value: int | None, most: int) -> int:
     return value
 
 
-def split_prompt(prompt: Prompt, limits: Limits) -> list[str | list[int]]:
+def split_prompt(prompt: str | Sequence[int | str | list[int]], limits: Limits) -> list[str | list[int]]:
     """The single prompts of a prompt field, in order. Raises InvalidRequest for mixtures and empty lists."""
     if isinstance(prompt, str):
         return [prompt]
@@ -232,6 +232,15 @@ def sequence_rids(options: Sequence[GenerateOptions]) -> list[str]:
         assert o.rid is not None
         rids += [o.rid] if o.n == 1 else [f"{o.rid}-{i}" for i in range(o.n)]
     return rids
+
+
+def most_tokens(service: Service, work: Iterable[tuple[list[int], GenerateOptions]]) -> int:
+    """Tokens that the prompts of ``work`` and the longest answers to them come to."""
+    most = service.hello.model.context_length
+    return sum(
+        options.n * min(most, len(ids) + (most if options.params.max_tokens is None else options.params.max_tokens))
+        for ids, options in work
+    )
 
 
 def request_rids(

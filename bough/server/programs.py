@@ -12,6 +12,8 @@ from bough.base.program import Grant, Lease, Program
 from bough.server.schema import ChatRequest
 
 PREFIX = "x-bough-program"
+KEY_SECONDS = 300
+_IN_MEMORY = ("in_memory", "in-memory")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -45,13 +47,16 @@ def lease_of(ttl: float | None) -> Lease | None:
 
 
 def cache_lease(body: ChatRequest) -> Lease | None:
-    """The lease that OpenAI's ``prompt_cache_options`` and ``prompt_cache_retention`` ask for.
+    """The lease that OpenAI's ``prompt_cache_key``, ``prompt_cache_options`` and ``prompt_cache_retention`` ask for.
 
-    Anthropic's ``cache_control`` arrives as the former. Raises InvalidRequest for a time to live that is none.
+    Anthropic's ``cache_control`` arrives as the options. A key alone asks for as long as prompts are kept in memory
+    there. Raises InvalidRequest for a time to live that is none.
     """
     ttl: Any = (body.prompt_cache_options or {}).get("ttl")
-    if ttl is None and body.prompt_cache_retention not in (None, "in_memory", "in-memory"):
+    if ttl is None and body.prompt_cache_retention not in (None, *_IN_MEMORY):
         ttl = body.prompt_cache_retention
+    if ttl is None and body.prompt_cache_key is not None:
+        ttl = KEY_SECONDS
     if ttl is None:
         return None
     if isinstance(ttl, str) and ttl[:-1].isdecimal() and ttl[-1:] in _UNITS:

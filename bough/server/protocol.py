@@ -7,7 +7,7 @@ large is answered with 431; what is not HTTP is answered with 400 in the shape o
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config as UvicornConfig
@@ -42,8 +42,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._active: RequestResponseCycle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,7 +71,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {"bough.abort": self.transport.abort}  # type: ignore[dict-item]  # a callable
+        self.scope["extensions"] = {"bough.abort": {"call": self.transport.abort}}
         self._in_head = True
         self._head_bytes = self._head_count = 0
         self._received, self._between = self._piece, False

@@ -212,7 +212,39 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     beam_width: Any = None
 
 
-class GenerateRequest(msgspec.Struct, kw_only=True):
+class UnsupportedNative(msgspec.Struct, kw_only=True):
+    """Fields of /generate that are refused unless they are absent, null, false or empty."""
+
+    input_embeds: Any = None
+    image_data: Any = None
+    audio_data: Any = None
+    video_data: Any = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    lora_id: Any = None
+    session_params: Any = None
+    custom_logit_processor: Any = None
+    positional_embed_overrides: Any = None
+    watermark: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    return_indexer_topk: Any = None
+    return_entropy: Any = None
+    return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
+    return_bytes: Any = None
+    multi_item_delimiter_indices: Any = None
+    token_indices_to_pool: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    bootstrap_pair_key: Any = None
+
+
+class GenerateRequest(UnsupportedNative, kw_only=True):
     """POST /generate. A list in the place of a value gives one value per prompt."""
 
     text: str | list[str] | None = None
@@ -236,34 +268,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     cache_salt: str | list[str] | None = None
     program: Program | list[Program] | None = None
     lease: float | list[float] | None = None
-    input_embeds: Any = None
-    image_data: Any = None
-    audio_data: Any = None
-    video_data: Any = None
-    mm_hashes: Any = None
-    mm_content_hashes: Any = None
-    lora_id: Any = None
     lora_path: str | list[str | None] | None = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    positional_embed_overrides: Any = None
-    watermark: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    return_indexer_topk: Any = None
-    return_entropy: Any = None
-    return_sampling_mask: Any = None
-    sampling_logprobs_mode: Any = None
-    return_flat_raw_top_logprobs: Any = None
-    return_flat_raw_output_top_logprobs: Any = None
-    return_flat_raw_top_logprobs_b64: Any = None
-    return_bytes: Any = None
-    multi_item_delimiter_indices: Any = None
-    token_indices_to_pool: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    bootstrap_pair_key: Any = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -338,35 +343,7 @@ UNSUPPORTED_CHAT = (
     "chat_template",
 )
 UNSUPPORTED_NATIVE_SAMPLING = ("custom_params", "beam_width")
-UNSUPPORTED_NATIVE = (
-    "input_embeds",
-    "image_data",
-    "audio_data",
-    "video_data",
-    "mm_hashes",
-    "mm_content_hashes",
-    "lora_id",
-    "session_params",
-    "custom_logit_processor",
-    "positional_embed_overrides",
-    "watermark",
-    "return_hidden_states",
-    "return_routed_experts",
-    "return_indexer_topk",
-    "return_entropy",
-    "return_sampling_mask",
-    "sampling_logprobs_mode",
-    "return_flat_raw_top_logprobs",
-    "return_flat_raw_output_top_logprobs",
-    "return_flat_raw_top_logprobs_b64",
-    "return_bytes",
-    "multi_item_delimiter_indices",
-    "token_indices_to_pool",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "bootstrap_pair_key",
-)
+UNSUPPORTED_NATIVE = tuple(UnsupportedNative.__struct_fields__)
 
 
 REASONS = {

@@ -21,6 +21,7 @@ from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import tenant_rid
 from bough.server.errors import ModelNotFound
 from bough.server.metrics import Metrics
+from bough.server.quotas import UNBOUNDED, Held, Quota
 from bough.text.formats import AnswerFormat, find_reasoning, find_tools
 
 logger = logging.getLogger("bough.server")
@@ -52,6 +53,7 @@ class Flight:
     abort_connection: Callable[[], None] | None = None
     tenant: str = ""
     rids: list[str] = field(default_factory=list)
+    tokens: int = 0
     blocked_since: float | None = None
 
 
@@ -70,6 +72,8 @@ class Service:
         self.on_start: list[Callable[[], object]] = []
         """Called when the server starts to run, on its event loop."""
         self._resumable: set[asyncio.Task[None]] = set()
+        self.quota_of: Callable[[str], Quota] = lambda tenant: UNBOUNDED
+        self._held: dict[str, Held] = {}
         self._flights: dict[Flight, None] = {}
         self._rids: dict[str, Flight] = {}
         self._sequences = 0
@@ -165,14 +169,15 @@ class Service:
             yield flight
         finally:
             del self._flights[flight]
-            self._sequences -= len(flight.rids)
+            self._give_back(flight)
             for rid in flight.rids:
                 self._rids.pop(rid, None)
 
-    def admit(self, flight: Flight, rids: list[str]) -> None:
-        """Take the sequences ``rids`` on behalf of ``flight``.
+    def admit(self, flight: Flight, rids: list[str], tokens: int) -> None:
+        """Take the sequences ``rids``, which may come to ``tokens`` tokens, on behalf of ``flight``.
 
-        Raises Overloaded when too many are in flight, InvalidRequest for an id that is in flight or too long.
+        Raises Overloaded when too much is in flight, InvalidRequest for an id that is in flight or too long, or for
+        more than the tenant may ever have.
         """
         if self._sequences + len(rids) > self.limits.queue_requests:
             self.metrics.rejected.inc()
@@ -184,11 +189,30 @@ class Service:
                 raise InvalidRequest(f"a request with the rid {rid!r} is in flight", param="rid", code="duplicate_rid")
         if len(set(rids)) != len(rids):
             raise InvalidRequest("the rids of a batch must differ", param="rid", code="duplicate_rid")
+        held = self._held.get(flight.tenant, Held())
+        try:
+            held.check(self.quota_of(flight.tenant), len(rids), tokens, self.limits.queue_requests)
+        except Overloaded:
+            self.metrics.rejected.inc()
+            raise
         taken = [tenant_rid(flight.tenant, rid) for rid in rids]
         flight.rids += taken
+        flight.tokens += tokens
+        self._held[flight.tenant] = held
+        held.sequences += len(taken)
+        held.tokens += tokens
         self._sequences += len(taken)
         for rid in taken:
             self._rids[rid] = flight
+
+    def _give_back(self, flight: Flight) -> None:
+        self._sequences -= len(flight.rids)
+        if (held := self._held.get(flight.tenant)) is None:
+            return
+        held.sequences -= len(flight.rids)
+        held.tokens -= flight.tokens
+        if not held.sequences:
+            del self._held[flight.tenant]
 
     def abort(self, rid: str, tenant: str = "") -> int:
         """Abort the request ``rid`` with all its prompts and sequences; the number of sequences told to stop."""
@@ -239,7 +263,7 @@ class Service:
         return self._sequences > 0 or (stats is not None and stats.waiting + stats.running > 0)
 
     def _on_heartbeat(self, stats: Stats) -> None:
-        self.metrics.observe_stats(stats)
+        self.metrics.observe_stats(stats, self.hello.schedule.policy)
         if stats.step_seconds:
             known = self._longest_step if self._longest_step < math.inf else 0.0
             self._longest_step = max(known * STEP_MEMORY, *stats.step_seconds)

@@ -98,7 +98,7 @@ class Work(Response, Generic[T]):
         request_id, principal = state["request_id"], state["principal"]
         started = time.perf_counter()
         exchange = _Exchange(send, self.dialect)
-        abort_connection = scope.get("extensions", {}).get("bough.abort")
+        abort_connection = scope.get("extensions", {}).get("bough.abort", {}).get("call")
         try:
             check_headers(scope["headers"], service.limits)
             with service.flight(request_id, abort_connection, principal.tenant) as flight:

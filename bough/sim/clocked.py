@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,10 +62,15 @@ class ClockedDevice:
     """An Executor that moves ``time`` on by the cost of each step, one step after the other.
 
     ``answers`` holds by seed the ids that a request generates; a request that has generated all of them gets 0.
+    ``admitted`` is told the seed of every request when it first gets a row.
     """
 
-    def __init__(self, time: Time, cost: Cost, answers: dict[int, Sequence[int]]) -> None:
+    def __init__(
+        self, time: Time, cost: Cost, answers: dict[int, Sequence[int]], admitted: Callable[[int], object]
+    ) -> None:
         self._time = time
+        self._admitted = admitted
+        self._known: set[int] = set()
         self._cost = cost
         self._answers = answers
         self._free = 0.0
@@ -78,6 +83,9 @@ class ClockedDevice:
             del self._rows[row]
         for init in plan.admitted:
             self._rows[init.row] = init.seed, init.n_prompt
+            if init.seed not in self._known:
+                self._known.add(init.seed)
+                self._admitted(init.seed)
         seconds = self._cost.of(plan)
         start = max(self._free, self._time.now)
         self._free = start + seconds

@@ -2,7 +2,8 @@
 
 The cell of a token holds a hash of the token and of the cell before it, which is *read through the page
 table*; the next token is a function of the last cell. So a wrong, stale, unwritten or prematurely reused
-cell changes a token, at the very position, and comparing tokens with :func:`oracle_tokens` finds it.
+cell changes a token, at the very position, and comparing tokens with :func:`oracle_tokens` finds it. Layers that see a
+window have cells of their own, which have to hold the same wherever a new token sees them.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ class FakeDevice:
         root: first state of a sequence; lets the tests make it depend on the namespace.
         fault: looks at a plan before it runs; an exception it raises fails the forward, a mapping it
             returns names the plan indices that fail alone.
+        window: positions that some layers see, and the cells that these have of their own; (0, 0): none do.
     """
 
     def __init__(
@@ -113,9 +115,13 @@ class FakeDevice:
         vocab_size: int,
         root: Callable[[RowInit], int] = lambda init: 0,
         fault: Callable[[StepPlan], dict[int, str]] = lambda plan: {},
+        window: tuple[int, int] = (0, 0),
     ) -> None:
         self.cells: NDArray[np.uint64] = np.full(n_cells, POISON, dtype=np.uint64)
         self.page_table: Ints = np.full((n_rows, max_len), -1, dtype=np.int32)
+        self.window, n_window_cells = window
+        self.window_cells: NDArray[np.uint64] = np.full(n_window_cells, POISON, dtype=np.uint64)
+        self.window_table = self.page_table.copy()
         self.vocab_size = vocab_size
         self.steps = 0
         self.computed_tokens = 0
@@ -148,6 +154,8 @@ class FakeDevice:
                 raise AssertionError(f"row {init.row} was admitted while it was taken")
             self._rows[init.row] = _Row(init, launched.roots[init.row])
             self.page_table[init.row, : len(init.prefix_locs)] = init.prefix_locs
+            if init.window_locs is not None:
+                self.window_table[init.row, : len(init.prefix_locs)] = init.window_locs
         self._enter_locs(plan)
         self._check_shared(plan)
         if isinstance(launched.failed, Exception):
@@ -164,19 +172,23 @@ class FakeDevice:
         """Another device in the same state."""
         twin = copy(self)
         twin.cells, twin.page_table = self.cells.copy(), self.page_table.copy()
+        twin.window_cells, twin.window_table = self.window_cells.copy(), self.window_table.copy()
         twin._rows = {row: replace(held) for row, held in self._rows.items()}
         return twin
 
     def shutdown(self) -> None:
         self._rows.clear()
 
-    def poison(self, locs: Ints) -> None:
-        """Overwrite cells that were freed; what is read from them shows in the tokens."""
-        self.cells[locs] = POISON
+    def poison(self, locs: Ints, window: bool = False) -> None:
+        """Overwrite cells that were freed, of layers that see a ``window`` or of the others; what is read from them
+        shows in the tokens."""
+        (self.window_cells if window else self.cells)[locs] = POISON
 
     def _enter_locs(self, plan: StepPlan) -> None:
         for row, start, begin, end in _spans(plan):
             self.page_table[row, start : start + end - begin] = plan.out_loc[begin:end]
+            if plan.window_loc is not None:
+                self.window_table[row, start : start + end - begin] = plan.window_loc[begin:end]
 
     def _check_shared(self, plan: StepPlan) -> None:
         """Whoever reads a prefix once for a group would read wrong cells if this did not hold."""
@@ -203,12 +215,28 @@ class FakeDevice:
             token = int(plan.tokens[index])
             if token == LAST:
                 token = state.last
-            self.cells[plan.out_loc[index]] = mix(self._state(row, position), token)
+            value = mix(self._state(row, position), token)
+            self.cells[plan.out_loc[index]] = value
+            if plan.window_loc is not None:
+                self.window_cells[plan.window_loc[index]] = value
             self.computed_tokens += 1
 
     def _state(self, row: int, position: int) -> int:
         """State before the token at ``position`` of ``row``."""
-        return self._rows[row].root if position == 0 else int(self.cells[self.page_table[row, position - 1]])
+        if position == 0:
+            return self._rows[row].root
+        return int(self.cells[self.page_table[row, position - 1]]) ^ self._unseen(row, position)
+
+    def _unseen(self, row: int, position: int) -> int:
+        """Another number than 0 if a token at ``position`` does not see through its window what is before it."""
+        seen = slice(max(0, position - self.window + 1), position)
+        if not self.window:
+            return 0
+        locs = self.window_table[row, seen]
+        if (locs < 0).any():
+            return POISON
+        right = np.array_equal(self.window_cells[locs], self.cells[self.page_table[row, seen]])
+        return 0 if right else POISON
 
     def _sample(self, plan: StepPlan, failed: dict[int, str], masks: Masks | None) -> StepResult:
         allowed = {} if masks is None else dict(zip(masks.rows.tolist(), allowed_ids(masks.bits, self.vocab_size)))

@@ -23,6 +23,7 @@ class _Sampling:
 @dataclass(frozen=True, slots=True)
 class _Poison:
     locs: Ints
+    window: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,9 @@ class LateDevice:
         self._catch_up()
         return forward
 
-    def poison(self, locs: Ints) -> None:
+    def poison(self, locs: Ints, window: bool = False) -> None:
         """See :meth:`FakeDevice.poison`."""
-        self._queue.append(_Poison(locs))
+        self._queue.append(_Poison(locs, window))
         self._catch_up()
 
     def result(self, launched: Launched) -> StepResult:
@@ -87,7 +88,7 @@ class LateDevice:
         twins: dict[int, Launched] = {}
         for work in self._queue:
             if isinstance(work, _Poison):
-                device.poison(work.locs)
+                device.poison(work.locs, work.window)
                 continue
             twin = twins.setdefault(work.launched.plan.step, replace(work.launched))
             if isinstance(work, _Forward):
@@ -111,5 +112,5 @@ class LateDevice:
                 self.device.compute(launched)
             case _Sampling(launched, masks):
                 self.device.sample(launched, masks)
-            case _Poison(locs):
-                self.device.poison(locs)
+            case _Poison(locs, window):
+                self.device.poison(locs, window)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import heapq
 import json
+import tarfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bough.base.config import ScheduleConfig
+from bough.base.config import PolicyName, ScheduleConfig
 from bough.base.limits import Limits
 from bough.base.messages import ModelInfo, Outputs, Request
 from bough.base.params import SamplingParams
@@ -32,6 +33,9 @@ RECORDED_SPEED = 150.0
 """Tokens per second that the models of the recorded traces generated: what is left of a gap is the program's pause."""
 PATIENCE = 0.05
 """Seconds that pass at once while everybody waits and nobody may run."""
+
+CHARS, BLOCK = 4, 16
+"""Characters for a token of a text, and tokens for a hash id, where a trace has texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,34 @@ def read_trace(path: Path) -> list[dict[str, Any]]:
     """The records of a gzipped JSON-lines trace."""
     with gzip.open(path, "rt") as file:
         return [json.loads(line) for line in file]
+
+
+def read_texts(path: Path) -> list[dict[str, Any]]:
+    """The records of an archive of agents' texts (LMCache agent traces), in the form of :func:`agents`.
+
+    ``CHARS`` characters make a token; as in the other traces a hash id stands for the whole prefix up to it.
+    """
+    ids: dict[tuple[int, str], int] = {}
+    records = []
+    with tarfile.open(path) as archive:
+        files = sorted((m for m in archive.getmembers() if m.name.endswith(".jsonl")), key=lambda m: m.name)
+        for session, member in enumerate(files):
+            extracted = archive.extractfile(member)
+            assert extracted is not None
+            lines = sorted((json.loads(line) for line in extracted), key=lambda line: line["timestamp"])
+            for turn, line in enumerate(lines):
+                text, before, hashes = line["input"], -1, []
+                for start in range(0, len(text) - CHARS * BLOCK + 1, CHARS * BLOCK):
+                    before = ids.setdefault((before, text[start : start + CHARS * BLOCK]), len(ids))
+                    hashes.append(before)
+                records.append(
+                    {
+                        "timestamp": line["timestamp"] / 1e3, "session": session, "turn": turn, "hash_ids": hashes,
+                        "kind": Path(member.name).parent.name, "input_length": max(1, len(text) // CHARS),
+                        "output_length": max(1, len(line["output"]) // CHARS),
+                    }
+                )  # fmt: skip
+    return records
 
 
 def agents(records: Iterable[dict[str, Any]], block: int, unit: int) -> list[Task]:
@@ -126,6 +158,17 @@ def chats(records: Sequence[dict[str, Any]], block: int, unit: int) -> list[Task
     return tasks
 
 
+def independents(n: int, prompt: int, answer: int, rate: float, seed: int = 0) -> list[Task]:
+    """``n`` programs of one call that share nothing, ``rate`` a second, with lengths up to twice the given ones."""
+    rng = np.random.default_rng(seed)
+    fresh, tasks, arrival = _Fresh(0, 1), [], 0.0
+    for i in range(n):
+        arrival += float(rng.exponential(1 / rate))
+        ids, said = fresh.take(int(rng.integers(1, 2 * prompt))), fresh.take(int(rng.integers(1, 2 * answer)))
+        tasks.append(Task(f"alone-{i}", [Call(ids, said, 0.0)], arrival))
+    return tasks
+
+
 def fitting(tasks: Iterable[Task], n_tokens: int) -> list[Task]:
     """The programs as a pool of ``n_tokens`` can serve them: each ends before its first call that does not fit."""
     cut = []
@@ -146,7 +189,7 @@ class Entry:
     """One request of a replay, as it was admitted: what a clairvoyant cache is asked for."""
 
     ids: Ints
-    n_answer: int
+    answer: Ints
     cached: int = 0
 
 
@@ -173,7 +216,6 @@ class Result:
     steps: int = 0
     entries: list[Entry] = field(default_factory=list)
     log: list[tuple[bool, int]] = field(default_factory=list)
-    most_programs: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -185,7 +227,7 @@ class Setting:
     """One replay: ``open_programs`` at a time, or by the trace's own clock sped up by ``speed`` where that is 0."""
 
     pool: int
-    policy: str
+    policy: PolicyName
     eviction: str
     cost: Cost
     open_programs: int = 0
@@ -207,7 +249,8 @@ class Replay:
         self._answers: dict[int, Sequence[int]] = {}
         longest = max(len(c.ids) + len(c.answer) for t in tasks for c in t.calls)
         top = max(int(max(c.ids.max(), c.answer.max())) for t in tasks for c in t.calls)
-        self._device = ClockedDevice(self._time, setting.cost, self._answers)
+        self.result = Result()
+        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted)
         self.kv = KVManager(
             setting.pool // setting.page_size * setting.page_size, setting.page_size, setting.max_running, longest,
             setting.eviction,
@@ -218,8 +261,8 @@ class Replay:
         )  # fmt: skip
         self.scheduler = Scheduler(
             ScheduleConfig(
-                policy=setting.policy,  # type: ignore[arg-type]  # any registered name
-                max_running=setting.max_running, step_tokens=setting.step_tokens, depth=1, max_wait=setting.max_wait,
+                policy=setting.policy, max_running=setting.max_running, step_tokens=setting.step_tokens, depth=1,
+                max_wait=setting.max_wait,
             ),
             Limits(queue_requests=1 << 20, queue_tokens=1 << 50),
             model, self.kv, self._device, clock=self._time, draw=lambda: 1, stop_matcher=_no_matcher,
@@ -228,21 +271,9 @@ class Replay:
         self._opened: dict[int, float] = {}
         self._sent: dict[str, tuple[int, int, float, int]] = {}
         self._serial = 0
-        self._numbers: dict[int, int] = {}
-        self.result = Result()
-        self._watch()
 
-    def _watch(self) -> None:
-        """Write down who is admitted and who leaves, in order."""
-        queue = self.scheduler._queue
-        take = queue.take
-
-        def taken(req: Any) -> None:
-            if not req.started:
-                self.result.log.append((True, req.seed))
-            take(req)
-
-        queue.take = taken  # type: ignore[method-assign]
+    def _admitted(self, seed: int) -> None:
+        self.result.log.append((True, seed))
 
     def run(self) -> Result:
         """Play everything; the measures."""
@@ -288,7 +319,7 @@ class Replay:
         task = self._tasks[number]
         call = task.calls[index]
         seed = len(self.result.entries)
-        self.result.entries.append(Entry(call.ids, len(call.answer)))
+        self.result.entries.append(Entry(call.ids, call.answer))
         self._answers[seed] = call.answer.tolist()
         program = None
         if self._setting.envelope and len(task.calls) > 1:

@@ -78,6 +78,22 @@ class Tokenizer:
         """
         return _encode(self._full, text, add_special)
 
+    def encode_pair(self, first: str, second: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
+        """Ids of two texts in the frame that the model has for a pair; the texts of special tokens are ordinary text.
+
+        The longer text loses its end until the whole has at most ``most`` ids. Raises InvalidRequest for text that is
+        not valid Unicode, or where the frame alone has more.
+        """
+        a, b = (_encoding(self._plain, text) for text in (first, second))
+        if most is not None:
+            room = most - (self._full.num_special_tokens_to_add(is_pair=True) if add_special else 0)
+            if room < 0:
+                raise InvalidRequest(f"a pair of texts does not fit into {most} tokens")
+            for part, length in zip((a, b), _longest_first(len(a.ids), len(b.ids), room)):
+                part.truncate(length)
+        ids: list[int] = self._full.post_process(a, b, add_special_tokens=add_special).ids
+        return ids
+
     def encode_plain(self, text: str) -> list[int]:
         """Ids of ``text``, in which the texts of special tokens are ordinary text."""
         return self._encode_plain(self._plain, text)
@@ -222,6 +238,14 @@ def _without_prefix(parts: Mapping[str, Any], *, inner: bool) -> dict[str, Any]:
         return {key: change(value) for key, value in node.items()}
 
     return {**parts, "normalizer": change(parts["normalizer"]), "pre_tokenizer": change(parts["pre_tokenizer"])}
+
+
+def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """What is left of two lengths when the longer one is cut first, until they come to at most ``room``."""
+    if a + b <= room:
+        return a, b
+    least = min(a, b, room // 2)
+    return (least, room - least) if a <= b else (room - least, least)
 
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes.
+"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4.
 
 ``quantization_config`` of the config names the method. A weight ``X.weight`` is then a few tensors under other names,
 read either as integers with scales, for the methods that a kernel multiplies with, or decoded. Shapes: N outputs, K
@@ -300,11 +300,16 @@ def _checked(integers: Integers) -> Integers:
     return integers
 
 
-METHODS: dict[str, Callable[[Mapping[str, Any]], Method]] = {
+def _mxfp4(settings: Mapping[str, Any]) -> None:
+    """MXFP4 of stacked experts, which the model reads itself."""
+
+
+METHODS: dict[str, Callable[[Mapping[str, Any]], Method | None]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,
     "fp8": _fp8_folder,
     "bitsandbytes": _bitsandbytes,
+    "mxfp4": _mxfp4,
 }
 """``quant_method`` of a config -> what reads it."""

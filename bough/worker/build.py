@@ -11,6 +11,7 @@ import torch
 
 from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
+from bough.base.messages import CacheKind
 from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
@@ -19,7 +20,7 @@ from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
 from bough.worker.graphs import Capture, DecodeGraphs
 from bough.worker.kv_pool import KVPool
-from bough.worker.memory import pool_tokens
+from bough.worker.memory import PoolSize, pool_size, window_need
 from bough.worker.model_runner import ModelRunner
 from bough.worker.sampling.logprobs import PromptLogprobs
 from bough.worker.sampling.sampler import Sampler
@@ -43,20 +44,25 @@ class WorkerSizes:
         context_length: longest sequence.
         n_rows: most sequences in one step.
         step_tokens: most tokens in one step, where memory has to be kept for its activations; 0: none has.
+        window_step: the same, where layers that see a window may have a pool of their own; 0: they may not.
     """
 
     n_ids: int
     context_length: int
     n_rows: int
     step_tokens: int = 0
+    window_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltWorker:
-    """A worker and what its making found out."""
+    """A worker and what its making found out: ``window`` is None where all layers have the same cells."""
 
     worker: Worker
     pool_tokens: int
+    window: tuple[int, int] | None
+    """Positions that layers with a window see, and their cells."""
+    cache: tuple[CacheKind, ...]
     n_parameters: int
     vocab_size: int
     labels: tuple[str, ...]
@@ -75,9 +81,9 @@ def build_worker(
     """Load the model that ``config`` (a Hugging Face config) describes and size the pool.
 
     ``free_memory`` is asked for bytes once the parameters are loaded, ``peak`` for those that the largest step takes
-    beside them; with ``capture``, for an attention that can be captured, steps of decodes are. Raises ConfigError for
-    a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the number of ids
-    with a logit.
+    beside them; with ``capture``, steps of decodes are captured, where attention and the model can be. Raises
+    ConfigError for a model that cannot be served or memory that does not suffice. ``vocab_size`` of the result is the
+    number of ids with a logit.
     """
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
@@ -91,18 +97,31 @@ def build_worker(
             shape = replace(shape, dtype=KV_DTYPES[kv.kv_dtype])
         if model.causal:
             taken = peak(lambda: run_largest(model, context, shape, sizes)) if sizes.step_tokens else 0
-            n_tokens = pool_tokens(kv, shape.bytes_per_token, free_memory() - taken)
+            need = None
+            if shape.window and sizes.window_step:
+                need = window_need(shape.window, sizes.n_rows, sizes.window_step, kv.page_size)
+            size = pool_size(kv, shape, free_memory() - taken, need)
         else:  # which keeps nothing; the cells only count
-            n_tokens = -(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows
-        pool = KVPool(shape, n_tokens, context.device)
-        rows = DeviceRows(sizes.n_rows, n_positions, context.device)
+            size = PoolSize(-(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows)
+        pool = KVPool(shape, size.tokens, context.device, size.window_tokens)
+        windowed = size.window_tokens is not None
+        rows = DeviceRows(sizes.n_rows, n_positions, context.device, windowed)
         runner = ModelRunner(model, context.attention, pool, context.adapters)
-        if capture is not None and model.causal:
+        if capture is not None and model.causal and context.capturable:
             attention = cast(CapturedAttention, context.attention)
             runner.use(DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows))
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
-    return BuiltWorker(worker, n_tokens, context.n_parameters, model.vocab_size, model.labels, model.causal)
+    return BuiltWorker(
+        worker,
+        size.tokens,
+        None if size.window_tokens is None else (shape.window, size.window_tokens),
+        shape.kinds(size.tokens, size.window_tokens),
+        context.n_parameters,
+        model.vocab_size,
+        model.labels,
+        model.causal,
+    )
 
 
 def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: WorkerSizes) -> None:

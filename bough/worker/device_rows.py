@@ -20,15 +20,18 @@ class DeviceRows:
     Attributes:
         page_table: [n_rows + 1, max_len] int32, position -> loc. Entries past a row's length are stale. The last row is
             nobody's: what fills up a batch to a size that the device is prepared for.
+        window_table: the same for layers that see a window; None where they have no pool of their own.
         last_token: [n_rows + 1] int32, the token that the row sampled last; a valid id always.
         adapter: [n_rows + 1] the place of the row's adapter, or NO_ADAPTER (host).
     """
 
-    def __init__(self, n_rows: int, max_len: int, device: torch.device) -> None:
-        """``max_len`` is the longest sequence plus the one token that overlap may compute too many."""
+    def __init__(self, n_rows: int, max_len: int, device: torch.device, windowed: bool = False) -> None:
+        """``max_len`` is the longest sequence plus the one token that overlap may compute too many; ``windowed``:
+        layers that see a window have a pool of their own."""
         self.device = device
         self.n_rows = n_rows
         self.page_table = torch.zeros((n_rows + 1, max_len), dtype=torch.int32, device=device)
+        self.window_table = torch.zeros_like(self.page_table) if windowed else None
         self.last_token = torch.zeros(n_rows + 1, dtype=torch.int32, device=device)
         self.adapter: Ints = np.full(n_rows + 1, NO_ADAPTER, np.int32)
 
@@ -37,6 +40,9 @@ class DeviceRows:
         n_cached = len(init.prefix_locs)
         if n_cached:
             self.page_table[init.row, :n_cached] = to_device(init.prefix_locs, self.device)
+            if self.window_table is not None:
+                assert init.window_locs is not None
+                self.window_table[init.row, :n_cached] = to_device(init.window_locs, self.device)
         self.last_token[init.row] = int(init.ids[-1])
         self.adapter[init.row] = init.adapter
 

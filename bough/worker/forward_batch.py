@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from bough.base.plan import Ints, SharedPrefix, StepPlan
-from bough.device.attention.base import AttentionBatch
+from bough.device.attention.base import AttentionBatch, WindowLocs
 from bough.device.attention.work import HostBatch
 from bough.device.ops.groups import SharedGroups
 from bough.device.platform.copies import to_device
@@ -27,8 +27,8 @@ class HostStep:
 
     Attributes:
         array: int32, the parts one after the other.
-        lengths: of the parts: rows, q_start, seq_len [B], positions, out_loc, row of each token, tokens [T], and for
-            the rows that sample, sample_at and row [S].
+        lengths: of the parts: rows, q_start, seq_len [B], positions, out_loc, row of each token, tokens [T], for the
+            rows that sample, sample_at and row [S], and window_loc [T] or nothing.
         attention: rows, starts and lengths once more.
         sampled: [S] plan indices of the rows that sample.
     """
@@ -47,7 +47,7 @@ class HostStep:
         seq_len = plan.start + plan.n_new
         parts = (
             plan.rows, q_start, seq_len, positions, plan.out_loc, np.repeat(plan.rows, plan.n_new), plan.tokens,
-            q_start[1:][sampled] - 1, plan.rows[sampled],
+            q_start[1:][sampled] - 1, plan.rows[sampled], *([] if plan.window_loc is None else [plan.window_loc]),
         )  # fmt: skip
         host = HostBatch(plan.rows, q_start, seq_len, plan.shared)
         return cls(np.concatenate(parts).astype(np.int32), tuple(len(part) for part in parts), host, sampled)
@@ -88,10 +88,14 @@ class ForwardBatch:
     @classmethod
     def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
         """The same from ``whole``, the array of ``step`` on the device. Nothing here looks at a number of it."""
-        b_rows, starts, seq_len, at, out_loc, row_of, given, sample_at, sample_rows = torch.split(
+        b_rows, starts, seq_len, at, out_loc, row_of, given, sample_at, sample_rows, *windowed = torch.split(
             whole[: sum(step.lengths)], list(step.lengths)
         )
         rows.page_table[row_of, at] = out_loc
+        window = None
+        if windowed and rows.window_table is not None:
+            rows.window_table[row_of, at] = windowed[0]
+            window = WindowLocs(rows.window_table, windowed[0])
         tokens = torch.where(given < 0, rows.last_token[row_of], given)
         attention = AttentionBatch(
             page_table=rows.page_table,
@@ -102,6 +106,7 @@ class ForwardBatch:
             out_loc=out_loc,
             groups=groups,
             host=step.attention,
+            window=window,
         )
         host = step.attention
         return cls(tokens, attention, step.sampled, sample_at, sample_rows, host.q_start, rows.adapter[host.rows])

@@ -14,18 +14,21 @@ Tensor = torch.Tensor
 class KVPool:
     """Keys and values of every layer: cells [n_tokens, KH, D] as its spec says, indexed by loc.
 
-    One more cell, ``spare_loc``, is nobody's: rows that fill up a batch write to it.
+    Layers that see a window may have fewer cells, which have locs of their own. One more cell, ``spare_loc``, is
+    nobody's: rows that fill up a batch write to it.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
     before that.
     """
 
-    def __init__(self, shape: KVShape, n_tokens: int, device: torch.device) -> None:
+    def __init__(self, shape: KVShape, n_tokens: int, device: torch.device, window_tokens: int | None = None) -> None:
+        """``window_tokens``: cells of layers that see a window; None: as many as all have."""
         self.shape = shape
         self.n_tokens = self.spare_loc = n_tokens
 
         def cells(layer: CacheSpec, dim: int) -> Cells:
-            size = (n_tokens + 1, layer.n_heads, dim)
+            n = n_tokens if window_tokens is None or not layer.window else window_tokens
+            size = (n + 1, layer.n_heads, dim)
             data = torch.empty(size, dtype=shape.dtype, device=device)
             if device.type == "cpu":
                 # Cells of a fresh pool are first written in the middle of a step: 512 times fewer page faults.

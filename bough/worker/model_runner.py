@@ -56,5 +56,8 @@ class ModelRunner:
         return self._model.logits(hidden)
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, D] of chosen positions -> scores of a classifier's labels [N, labels]."""
-        return self._model.scores(hidden)
+        """Hidden states [N, D] of a sequence's last step -> scores of a classifier's labels [labels].
+
+        They are made of its last token; where tokens attend to what comes after them, too, of its first.
+        """
+        return self._model.scores(hidden[-1:] if self._model.causal else hidden[:1])[0]

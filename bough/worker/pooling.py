@@ -47,7 +47,7 @@ class Pooler:
             row: a pooled row.
             start: position of the first new token.
             hidden: [n_new, D] last hidden states of the row's new tokens.
-            scores: the classification head, [N, D] -> [N, labels].
+            scores: the classification head, [n_new, D] of the last step -> [labels].
 
         Raises ValueError where the vector is not finite.
         """
@@ -60,7 +60,7 @@ class Pooler:
         if start + len(hidden) < state.length:
             return None
         if state.kind == "classify":
-            pooled = scores(hidden[-1:])[0].float()
+            pooled = scores(hidden).float()
         elif state.sum is not None:
             pooled = state.sum / state.length
         else:

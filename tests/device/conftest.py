@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from bough.device.ops.build import VARIANTS
 from bough.device.ops.cpu import CpuOps
@@ -25,3 +26,12 @@ def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
     library.set_isa(request.param)
     yield CpuOps(library, "under test")
     library.set_isa(before)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Kernels share their work between two threads, however many cores there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

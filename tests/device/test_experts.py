@@ -23,12 +23,7 @@ Tensor = torch.Tensor
 CLAMP = Clamp(1.702, 7.0)
 
 
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 class Case:
@@ -108,7 +103,9 @@ def test_any_shape(ops: Ops, n: int, n_experts: int, k: int, dim: int, inner: in
     skip_reference(ops)
     case = Case(ops, (Kind.BF16, Kind.BF16, Kind.BF16), n_experts, dim, 16 * inner)
     x, (ids, weights) = randn(n, dim, seed=seed), choice(n, n_experts, min(k, n_experts), seed)
-    assert torch.allclose(case.fused(x, ids, weights), case.twin(x, ids, weights), 1e-5, 1e-4)
+    found, expected = case.fused(x, ids, weights), case.twin(x, ids, weights)
+    # Terms of a few hundred may cancel.
+    assert torch.allclose(found, expected, 1e-5, 1e-4 + 1e-6 * float(expected.abs().amax() if n else 0))
 
 
 @pytest.mark.parametrize("kind", [Kind.BF16, Kind.INT8, Kind.Q4_MIN], ids=lambda k: k.name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +23,8 @@ from bough.device.ops.registry import Ops
 from bough.device.quant.packed import PackedMethod, PackedTable, join
 
 Tensor = torch.Tensor
+
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 SUPER = (Kind.Q4_K, Kind.Q6_K)
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
@@ -210,14 +210,6 @@ def test_wrong_arguments_are_refused(ops: Ops) -> None:
         apply(randn(3, 64), torch.empty(3, 32, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="int32"):
         ops.packed_rows(random_weight(Kind.Q8, 32, 64), torch.tensor([1]), torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(2, before))
-    yield
-    torch.set_num_threads(before)
 
 
 def test_an_arena_hands_out_what_does_not_overlap() -> None:

@@ -222,6 +222,33 @@ def test_bitmasks(ops: Ops, vocab: int, seed: int, dtype: torch.dtype) -> None:
     assert torch.equal(logits, expected)
 
 
+@relaxed
+@given(
+    st.sampled_from([1, 31, 32, 33, 100, 1000, 1025]), st.integers(0, 1000),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+)  # fmt: skip
+def test_argmax_under_bitmasks(ops: Ops, vocab: int, seed: int, dtype: torch.dtype) -> None:
+    """What is forbidden may hold anything, a mask may have bits beyond the vocabulary, and the first of equals wins."""
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.standard_normal((6, vocab)).round(rng.integers(0, 4))).to(dtype)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        row, n = rng.integers(6), rng.integers(vocab + 1)
+        logits[row, torch.from_numpy(rng.permutation(vocab)[:n])] = value
+    allowed = rng.random((4, -(-vocab // 32) * 32)) < rng.choice([0.0, 0.01, 0.5, 0.99, 1.0], (4, 1))
+    allowed[:, ::7] &= bool(rng.integers(2))
+    masks = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view("<i4").astype(np.int32))
+    rows = torch.from_numpy(rng.permutation(6)[:4])
+    before = logits.clone()
+    found = ops.masked_argmax(logits, masks, rows).tolist()
+    assert torch.equal(logits.nan_to_num(nan=7.5), before.nan_to_num(nan=7.5))
+    for line, (row, token) in enumerate(zip(rows.tolist(), found, strict=True)):
+        ids = np.flatnonzero(allowed[line, :vocab])
+        values = logits[row].float().numpy()[ids]
+        broken = not len(ids) or not (values < np.inf).all() or values.max() == -np.inf
+        assert token == (-1 if broken else ids[values.argmax()])
+    assert not len(ops.masked_argmax(logits, masks[:0], rows[:0]))
+
+
 def test_wrong_arguments_are_refused(ops: Ops) -> None:
     if ops.name == "reference":
         pytest.skip("torch itself refuses them")
@@ -231,6 +258,8 @@ def test_wrong_arguments_are_refused(ops: Ops) -> None:
         ops.apply_bitmask(logits, mask[:, :1], row)
     with pytest.raises(ValueError, match="apply_bitmask"):
         ops.apply_bitmask(logits, mask, torch.tensor([2]))
+    with pytest.raises(ValueError, match="masked_argmax"):
+        ops.masked_argmax(logits, mask, torch.tensor([-1]))
     with pytest.raises(ValueError, match="int32"):
         ops.apply_bitmask(logits, mask.long(), row)
     with pytest.raises(ValueError, match="sample"):

@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from bough.compat.sglang.utils import terminate_process
+
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60.0
 SERVE = (sys.executable, "-m", "bough.cli.main", "serve")
@@ -61,7 +63,7 @@ class Server:
     def stats(self) -> dict[str, Any]:
         return dict(self.info()["stats"])
 
-    def quiet(self, seconds: float = 10.0) -> dict[str, Any]:
+    def quiet(self, seconds: float = 120.0) -> dict[str, Any]:
         """Wait until nothing runs, waits or is locked; the statistics then, of which the pages add up."""
         found: dict[str, Any] = {}
 
@@ -101,6 +103,13 @@ class Server:
         return found
 
     @property
+    def engine_seconds(self) -> float:
+        """Processor time that the engine has taken. While anything runs in it, hardly less than the time that passes
+        for it, however busy the machine is."""
+        fields = Path(f"/proc/{self.children['engine']}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    @property
     def run_dir(self) -> Path:
         (folder,) = self.runtime.iterdir()
         return folder
@@ -126,13 +135,7 @@ def running(*arguments: str, command: Sequence[str] = SERVE, cwd: Path | None = 
                 raise AssertionError(f"the server did not start: {errors.read()[-2000:]}")
             yield Server(process, found["url"], int(found["port"]), found["model"], runtime)
         finally:
-            if process.poll() is None:
-                process.terminate()
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-            process.wait()
+            terminate_process(process)
             assert process.stdout is not None
             process.stdout.close()
             errors.seek(0)

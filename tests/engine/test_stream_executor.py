@@ -119,6 +119,7 @@ def test_what_needs_a_gpu_says_so() -> None:
         Config(model=ModelConfig(dtype="float16")),
         Config(model=ModelConfig(quantize="fp8")),
         Config(kv=KVConfig(kv_dtype="fp8")),
+        Config(device=DeviceConfig(attention="flashinfer")),
     ):
         with pytest.raises(ConfigError, match="needs a GPU"):
             resolve(config, "cpu")

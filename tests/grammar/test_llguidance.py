@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from bough.base.constraint import Constraint
@@ -68,3 +69,20 @@ def test_the_library_reads_every_token_as_we_do(backend: LLGuidance, tokenizer: 
         # The byte 0xFF is in no text; the library uses it for its own ends.
         if token not in tokenizer.special_ids and b"\xff" not in data:
             assert backend._text.decode_bytes([token]) == data
+
+
+@pytest.mark.parametrize("most", [None, 1, 5, 12, 24, 31])
+def test_slices_change_no_mask(backend: LLGuidance, vocabulary: Vocabulary, size: int, most: int | None) -> None:
+    text = {"type": "string"} | ({} if most is None else {"maxLength": most})
+    schema = {"type": "array", "items": {"type": "object", "properties": {"a": text}, "required": ["a"]}, "minItems": 9}
+    constraint = Constraint(kind="json_schema", text=json.dumps(schema), whitespace="free")
+    unsliced = LLGuidance(vocabulary)
+    unsliced._json = unsliced._text
+    pair = [each.compile(constraint).matcher() for each in (backend, unsliced)]
+    rng = np.random.default_rng(most)
+    for _ in range(80):
+        allowed, twin = (masks(each, matcher, size) for each, matcher in zip((backend, unsliced), pair))
+        assert allowed == twin
+        token = int(rng.choice(allowed))
+        assert all(matcher.accept(token) for matcher in pair)
+    unsliced.close()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bough.base.messages import Namespace
 from bough.kv.eviction import EVICTIONS
-from bough.kv.manager import KVManager
+from bough.kv.manager import KVManager, WindowSize
+from bough.kv.window import WindowPages
 
 SPACES = st.sampled_from((Namespace(), Namespace(salt="a")))
 LETTERS = st.lists(st.integers(0, 1), min_size=1, max_size=14)
@@ -26,6 +29,7 @@ class PoolMachine(RuleBasedStateMachine):
     page_size = 1
     eviction = "lru"
     cache = "radix"
+    window = None
 
     def __init__(self):
         super().__init__()
@@ -36,8 +40,10 @@ class PoolMachine(RuleBasedStateMachine):
             max_len=16 * self.page_size,
             eviction=self.eviction,
             cache=self.cache,
+            window=self.window,
         )
         self.cells = {}
+        self.window_cells = {}
         self.rows = {}
         self.valid = {}
         self.waiting = 0
@@ -51,7 +57,19 @@ class PoolMachine(RuleBasedStateMachine):
         end = int(self.kv.n_cells[row])
         for position, loc in enumerate(self.kv.row_locs(row, start, end).tolist(), start):
             self.cells[loc] = (ns, tuple(ids[: position + 1]))
+            if self.window is not None:
+                (at,) = self.kv.window_locs(array([loc])).tolist()
+                assert at >= 0, "a new token has nowhere to go"
+                self.window_cells[at] = (ns, tuple(ids[: position + 1]))
         self.valid[row] = end
+
+    def check_growth(self, locs, needed, possible, before):
+        """Cells are refused exactly when there are none; then nothing changed but that windows moved on."""
+        if locs is not None:
+            assert possible
+            return
+        assert not possible or needed * self.page_size > self.kv._window.available
+        assert before == replace(self.kv.usage(), window_idle=0)
 
     def pick(self, data):
         return data.draw(st.sampled_from(sorted(self.rows)))
@@ -63,9 +81,10 @@ class PoolMachine(RuleBasedStateMachine):
         admission = self.kv.admit(ns, array(ids), limit)
         assert (admission is None) == (len(self.rows) == 4)
         if admission is not None:
-            assert admission.cached_len == expected <= limit
+            assert admission.cached_len <= expected <= limit
+            assert admission.cached_len == expected or self.window is not None
             self.rows[admission.row] = (ns, ids)
-            self.valid[admission.row] = expected
+            self.valid[admission.row] = admission.cached_len
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), letters=LETTERS, publish=st.booleans())
@@ -80,11 +99,11 @@ class PoolMachine(RuleBasedStateMachine):
             return
         needed = -(-(start + len(more)) // self.page_size) + start // -self.page_size
         possible = needed * self.page_size <= self.kv.available
-        before = self.kv.usage(), self.kv.row_locs(row, 0, start).tolist()
+        before, own = replace(self.kv.usage(), window_idle=0), self.kv.row_locs(row, 0, start).tolist()
         locs = self.kv.grow(row, len(more))
-        assert (locs is not None) == possible
+        self.check_growth(locs, needed, possible, before)
         if locs is None:
-            assert before == (self.kv.usage(), self.kv.row_locs(row, 0, start).tolist())
+            assert own == self.kv.row_locs(row, 0, start).tolist()
             return
         assert locs.dtype == np.int32 and locs.tolist() == self.kv.row_locs(row, start, start + len(more)).tolist()
         self.rows[row] = (ns, ids[:start] + more)
@@ -102,11 +121,10 @@ class PoolMachine(RuleBasedStateMachine):
             return
         needed = sum(int(self.kv.n_cells[row]) % self.page_size == 0 for row in rows)
         possible = needed * self.page_size <= self.kv.available
-        usage = self.kv.usage()
+        before = replace(self.kv.usage(), window_idle=0)
         locs = self.kv.grow_rows(array(rows))
-        assert (locs is not None) == possible
+        self.check_growth(locs, needed, possible, before)
         if locs is None:
-            assert usage == self.kv.usage()
             return
         for row, loc in zip(rows, locs.tolist(), strict=True):
             end = int(self.kv.n_cells[row])
@@ -135,7 +153,7 @@ class PoolMachine(RuleBasedStateMachine):
         row = self.pick(data)
         cells, published = int(self.kv.n_cells[row]), int(self.kv.n_published[row])
         length = int(share * cells)
-        if length < published:
+        if length < published or (self.window is not None and not self.kv._window.sees(row, length)):
             with pytest.raises(ValueError):
                 self.kv.truncate(row, length)
             return
@@ -207,17 +225,24 @@ class PoolMachine(RuleBasedStateMachine):
             locs = self.kv.row_locs(row, 0, self.valid[row]).tolist()
             for position, loc in enumerate(locs):
                 assert self.cells[loc] == (ns, tuple(ids[: position + 1]))
+            if self.window is not None:
+                begin = max(0, self.valid[row] - self.window.window + 1)
+                seen = self.kv.window_locs(array(locs[begin:])).tolist()
+                for position, loc in enumerate(seen, begin):
+                    assert self.window_cells[loc] == (ns, tuple(ids[: position + 1])), "what the next token sees"
 
     def teardown(self):
         for row in list(self.rows):
             self.kv.release(row, array(self.rows[row][1]), None)
         self.kv.flush()
         assert self.kv.usage().free == self.kv.capacity
+        assert self.kv.usage().window_free == self.kv.usage().window
         self.kv.check()
 
 
-def machine(page_size, eviction, cache="radix", examples=25):
-    case = type("Case", (PoolMachine,), {"page_size": page_size, "eviction": eviction, "cache": cache}).TestCase
+def machine(page_size, eviction, cache="radix", examples=25, window=None):
+    options = {"page_size": page_size, "eviction": eviction, "cache": cache, "window": window}
+    case = type("Case", (PoolMachine,), options).TestCase
     case.settings = settings(max_examples=examples, stateful_step_count=40, deadline=None)
     return case
 
@@ -229,6 +254,10 @@ TestFourFifo = machine(4, "fifo")
 TestSixteenLru = machine(16, "lru", examples=15)
 TestSixteenArc = machine(16, "arc", examples=15)
 TestNothingKept = machine(4, "lru", "none", examples=15)
+TestWindowOfThree = machine(1, "lru", examples=50, window=WindowSize(3, 12))
+TestWindowOfOne = machine(1, "arc", examples=15, window=WindowSize(1, 9))
+TestWindowAcrossPages = machine(4, "lfu", window=WindowSize(6, 44))
+TestWindowOfNothingKept = machine(4, "lru", "none", examples=15, window=WindowSize(5, 64))
 
 
 def started(page_size, ids, **options):
@@ -345,3 +374,58 @@ def test_equal_histories_give_equal_pools(name):
         return seen
 
     assert history() == history()
+
+
+def windowed(n_tokens, window, n_window, page_size=1):
+    return KVManager(n_tokens, page_size, 4, 64, window=WindowSize(window, n_window))
+
+
+def run(kv, ids, cached=64):
+    """Admit ``ids``, compute the rest one by one and leave; how many came from the cache."""
+    row, found = kv.admit(Namespace(), array(ids), min(cached, len(ids) - 1))
+    for _ in range(len(ids) - found):
+        assert kv.grow(row, 1) is not None
+    kv.release(row, array(ids), len(ids))
+    kv.check()
+    return found
+
+
+def test_a_long_sequence_needs_a_window_and_no_more():
+    kv = windowed(64, 4, 6)
+    assert run(kv, range(60)) == 0
+    assert kv.usage().window == 6 and kv.usage().tree == 60
+
+
+def test_a_prefix_is_taken_as_far_as_the_windows_are_there():
+    kv = windowed(64, 4, 8)
+    ids = list(range(20))
+    run(kv, ids)
+    assert run(kv, [*ids, 99]) == 20, "the end of a sequence is left last"
+    assert kv.match_len(Namespace(), array([*range(10), 77, 78]), 11) == 10
+    assert run(kv, [*range(10), 77, 78]) == 0, "the window before its branch is gone"
+    assert run(kv, [*range(10), 88, 89, 90]) == 10, "what was computed again is there for the next one"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 9), st.sampled_from((1, 2, 4)))
+def test_what_can_be_served_equals_its_definition(lost, window, size):
+    pages = WindowPages(16 * size, 16, size, 1, window)
+    ids = array(range(len(lost)))
+    pages.enter(0, ids[:0])
+    pages.take(ids)
+    gone = ids[np.array(lost, np.bool_)]
+    pages.give_back(gone)
+    pages.forget(gone)
+
+    def seen(length):
+        return all(not lost[p // size] for p in range(max(0, length - window + 1), length))
+
+    assert pages.servable(ids) == max(n * size for n in range(len(lost) + 1) if seen(n * size))
+
+
+def test_the_queue_of_pages_that_were_left_stays_short():
+    kv = windowed(64, 2, 40)
+    for i in range(200):
+        run(kv, [1000 + i] * 30, cached=0)
+        kv.flush()
+    assert sum(len(pages) for _, pages in kv._window._queue) <= 2 * 40 + 64

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 import bough as sgl
+from bough.lang.backends.base import BaseBackend
+from bough.lang.backends.crusoe import CRUSOE_BASE_URL
 from bough.lang.errors import BackendError
 from bough.lang.http import HttpClient
 from bough.lang.model_template import model_template
@@ -202,15 +210,152 @@ def test_the_client_survives_what_servers_do() -> None:
             assert events[-1]["text"] == answers[0]["text"]
             async with aclosing(http.events("/generate", {**body, "stream": True})) as left:
                 await anext(left)
-            http.close()
-            for _ in range(3):
-                await asyncio.sleep(0)  # for the connections to be closed
+            await http.close()
         with pytest.raises(BackendError, match="no connection"):
             await http.request("GET", "/get_model_info")
+        await http.close()
 
     asyncio.run(main())
     with pytest.raises(ValueError, match="not an http"):
         HttpClient("localhost:3000")
+
+
+DROPS = """
+import gc, sys, warnings
+import bough as sgl
+warnings.simplefilter("error")
+sys.unraisablehook = lambda found: print("unraisable", found.exc_value, found.object, file=sys.stderr)
+
+@sgl.function
+def program(s):
+    s += sgl.user("x") + sgl.assistant(sgl.gen("a", max_tokens=2))
+
+backends = [
+    sgl.RuntimeEndpoint(URL), sgl.RuntimeEndpoint(URL),
+    *(sgl.OpenAI("tiny", base_url=URL + "/v1", api_key="none") for _ in range(2)),
+]
+for backend in backends:
+    assert isinstance(program.run(backend=backend)["a"], str)
+backends[1].shutdown()
+backends[2].shutdown()
+del backend, backends[3]
+gc.collect()
+print("done")
+"""
+
+
+def test_connections_are_closed_by_hand_when_dropped_and_at_the_end(server: Server) -> None:
+    """Warnings of what was left open are written by the interpreter as it ends."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", DROPS.replace("URL", repr(server.url))],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "done\n"
+    assert not [line for line in done.stderr.splitlines() if "unclosed" in line.lower() or "unraisable" in line]
+    assert "never awaited" not in done.stderr and "was destroyed" not in done.stderr
+
+
+def test_credentials_and_broken_servers() -> None:
+    async def main() -> None:
+        with serving() as server:
+            http = HttpClient(server.url.replace("//", "//me:pass%20word@"))
+            await http.request("GET", "/get_model_info")
+            [(_, _, said, _)] = server.taken()
+            assert said == "Basic " + base64.b64encode(b"me:pass word").decode()
+            await http.close()
+            await http.request("GET", "/get_model_info")  # a closed client opens again
+            await http.close()
+
+        async def gibberish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\ntoo short")
+            writer.close()
+
+        async with await asyncio.start_server(gibberish, "127.0.0.1", 0) as broken:
+            http = HttpClient(f"http://127.0.0.1:{broken.sockets[0].getsockname()[1]}")
+            with pytest.raises(BackendError, match="broke off") as caught:
+                await http.request("GET", "/get_model_info")
+            assert caught.value.transient
+            await http.close()
+
+    asyncio.run(main())
+
+
+def test_crusoe(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="CRUSOE_API_KEY"):
+        sgl.Crusoe("tiny")
+    monkeypatch.setenv("CRUSOE_API_KEY", "secret")
+    assert str(sgl.Crusoe("tiny").client.base_url) == CRUSOE_BASE_URL
+    backend = sgl.Crusoe("tiny", base_url=server.url + "/v1")
+    assert backend.client.api_key == "secret"
+    assert isinstance(chat.run("the cat", backend=backend, temperature=0)["a"], str)
+
+
+async def _azure(request: web.Request) -> web.StreamResponse:
+    """Azure's addresses and key, in front of a server that speaks OpenAI's API."""
+    assert request.match_info["deployment"] == "tiny" and request.query["api-version"] == "2024-10-21"
+    if request.headers.get("api-key") != "secret":
+        return web.json_response({"error": {"code": "401", "message": "Access denied"}}, status=401)
+    async with aiohttp.ClientSession() as session:
+        async with session.post(request.app[UPSTREAM] + "/v1/chat/completions", json=await request.json()) as answer:
+            return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
+
+
+UPSTREAM = web.AppKey("upstream", str)
+
+
+def test_azure(server: Server) -> None:
+    async def main() -> None:
+        app = web.Application()
+        app[UPSTREAM] = server.url
+        app.router.add_post("/openai/deployments/{deployment}/chat/completions", _azure)
+        async with TestServer(app) as azure:
+            options = {"azure_endpoint": str(azure.make_url("")), "api_version": "2024-10-21", "max_retries": 0}
+            backend = sgl.OpenAI("tiny", is_azure=True, api_key="secret", **options)
+            state = await chat.arun("the cat", backend=backend, temperature=0)
+            assert isinstance(state["a"], str) and backend.token_usage.completion_tokens > 0
+            wrong = sgl.OpenAI("tiny", is_azure=True, api_key="wrong", **options)
+            error = (await chat.arun("the cat", backend=wrong)).error()
+            assert isinstance(error, BackendError) and error.status == 401
+
+    asyncio.run(main())
+
+
+def test_runtime(tiny_model: Path) -> None:
+    with pytest.warns(UserWarning, match="disable_cuda_graph means nothing"):
+        runtime = sgl.Runtime(model_path=str(tiny_model), max_total_tokens=512, disable_cuda_graph=True)
+    try:
+        assert runtime.pid is not None and runtime.endpoint.request("GET", "/health") is not None
+        assert isinstance(chat.run("the cat", backend=runtime, temperature=0)["a"], str)
+        params = {"temperature": 0, "max_new_tokens": 4}
+        whole = json.loads(runtime.generate("the cat", params))["text"]
+
+        async def streamed() -> str:
+            return "".join([text async for text in runtime.async_generate("the cat", params)])
+
+        assert asyncio.run(streamed()) == whole
+        assert asyncio.run(runtime.get_server_info())["model"]["path"] == runtime.endpoint.get_model_name()
+    finally:
+        runtime.shutdown()
+    runtime.shutdown()
+    assert runtime.pid is None
+    with pytest.raises(RuntimeError, match="Initialization failed"):
+        sgl.Runtime(model_path=str(tiny_model / "nothing"))
+
+
+def test_a_backend_that_only_generates() -> None:
+    class Minimal(BaseBackend):
+        def generate(self, s: Any, sampling_params: Any) -> Any:
+            return "yes", {}
+
+    @sgl.function
+    def choose(s: Any) -> None:
+        s += "x" + sgl.gen("a") + sgl.select("b", ["c", "d"])
+
+    state = choose.run(backend=Minimal())
+    assert state["a"] == "yes" and Minimal().get_model_name() == ""
+    error = state.error()
+    assert isinstance(error, NotImplementedError) and str(error) == "Minimal does not select"
 
 
 def test_envelopes_reach_servers_that_read_them() -> None:

@@ -46,6 +46,13 @@ LONGROPE = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 
+# Cells of 32 numbers, which the compiled kernel takes; with a latent of 20 it is the reference.
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 20, "v_head_dim": 12,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+
 CASES = {
     "llama": Case("llama", {"rope_parameters": LLAMA3}),
     "llama-biases": Case("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -87,6 +94,23 @@ CASES = {
     "glm4": Case("glm4", {"head_dim": 32}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
+    "gpt_oss": Case("gpt_oss", {
+        "head_dim": 32, "sliding_window": 11, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0,
+        "num_hidden_layers": 4, "rope_parameters": {**YARN, "truncate": False},
+    }, 0.2),
+    "deepseek_v2": Case("deepseek_v2", {
+        **LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5,
+    }, 0.2),
+    "deepseek_v2-greedy": Case("deepseek_v2", {
+        **LATENT, "q_lora_rank": 16, "attention_bias": True, "n_group": None, "topk_group": None, "v_head_dim": 20,
+    }, 0.2),
+    "deepseek_v3": Case("deepseek_v3", {
+        **LATENT, "q_lora_rank": 16, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3},
+    }, 0.2),
+    "deepseek_v3-halves": Case("deepseek_v3", {
+        **LATENT, "q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False, "kv_lora_rank": 20,
+        "routed_scaling_factor": 1.0,
+    }, 0.2),
 }  # fmt: skip
 
 
@@ -103,6 +127,9 @@ def make_checkpoint(case: Case, folder: Path) -> Any:
         # Wide enough that attention and tokens really vary.
         spread = 0.2 if norm or name.endswith("bias") else 0.25
         torch.nn.init.normal_(value, 1.0 if norm and not centred else 0.0, spread)
+    for name, value in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(value, 0.0, 0.2)
     model.save_pretrained(folder)
     return model
 

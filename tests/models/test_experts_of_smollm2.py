@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from bough.base.config import KVConfig
-from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
 from bough.device.layers.context import LayerContext
-from bough.weights import embedded
 from bough.weights.loader import Checkpoint, open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from tests.driving import GREEDY, Driver, device_parts
@@ -21,14 +20,6 @@ from tests.worker.test_smollm2 import GOLDEN, PROMPTS
 Tensor = torch.Tensor
 
 NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
-
-
-@pytest.fixture(scope="module")
-def path() -> Any:
-    try:
-        return embedded.default_model()
-    except ConfigError as error:
-        pytest.skip(f"the default model is not in the cache and cannot be fetched: {error.message}")
 
 
 class Mixture:
@@ -83,8 +74,8 @@ KINDS = pytest.mark.parametrize(("n", "top_k", "cut"), [(8, 8, True), (4, 2, Fal
 
 @pytest.mark.slow
 @KINDS
-def test_it_writes_the_same_text(path: Any, n: int, top_k: int, cut: bool) -> None:
-    checkpoint = open_checkpoint(path)
+def test_it_writes_the_same_text(default_model: Path, n: int, top_k: int, cut: bool) -> None:
+    checkpoint = open_checkpoint(default_model)
     mixture = Mixture(checkpoint, n, top_k, cut)
     driver = driver_of(mixture.config, mixture, torch.float32)
     checkpoint.close()
@@ -94,9 +85,9 @@ def test_it_writes_the_same_text(path: Any, n: int, top_k: int, cut: bool) -> No
 
 
 @KINDS
-def test_the_fused_op_thinks_the_same_of_the_text(path: Any, n: int, top_k: int, cut: bool) -> None:
+def test_the_fused_op_thinks_the_same_of_the_text(default_model: Path, n: int, top_k: int, cut: bool) -> None:
     """In bfloat16, where sums are rounded elsewhere: the probabilities of the dense model's tokens hardly move."""
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(default_model)
     mixture, found = Mixture(checkpoint, n, top_k, cut), []
     forced = SamplingParams(temperature=0.0, prompt_logprobs=0)
     for config, source in ((checkpoint.config, checkpoint), (mixture.config, mixture)):

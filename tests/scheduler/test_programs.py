@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from bough.base.messages import EndProgram, Request
+from bough.base.errors import NotFound
+from bough.base.messages import Control, Request
 from bough.base.program import Grant, Lease, Program
 
 from .world import World, request
@@ -68,10 +69,11 @@ def test_a_program_is_aborted_as_one_unit_and_no_other_tenants() -> None:
     w = world(max_running=2)
     w.submit(*(call(f"r{i}", [i + 1, 2, 3], id="p", tokens=50) for i in range(4)), call("other", [9, 9], id="q"))
     w.step()
-    w.scheduler.receive(EndProgram("somebody", "p", abort=True))
+    with pytest.raises(NotFound):
+        w.scheduler.receive(Control(1, "cancel_program", {"tenant": "somebody", "program": "p"}))
     w.drain()
     assert not any(reader.finish for reader in w.readers.values())
-    w.scheduler.receive(EndProgram("", "p", abort=True))
+    w.scheduler.receive(Control(2, "cancel_program", {"tenant": "", "program": "p"}))
     w.drain()
     kinds = {rid: reader.finish.kind if reader.finish else None for rid, reader in w.readers.items()}
     assert kinds == {**{f"r{i}": "abort" for i in range(4)}, "other": None}

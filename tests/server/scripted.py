@@ -131,6 +131,7 @@ class ScriptedClient(StreamClient):
         faults: rid -> finish that ends it at its third token; ``fault_next`` is for the next request, whatever its rid.
         answers: rid -> text that it generates, in place of what its prompt says; ``answer_next`` as above.
         aborted: rids that were aborted, in order.
+        turns: how often it was about to step; time as the server's loop sees it, in units of ``step_seconds``.
     """
 
     def __init__(self, limits: Limits, step_seconds: float = 0.001, labels: tuple[str, ...] = ()) -> None:
@@ -149,6 +150,7 @@ class ScriptedClient(StreamClient):
         self._names: list[str] = []
         self.running: dict[str, _Sequence] = {}
         self._prompts: list[list[int]] = []
+        self.turns = 0
         self._steps = self._generated = self._n_prompt = self._n_cached = self._finished = 0
         self._task: asyncio.Task[None] | None = None
 
@@ -229,6 +231,7 @@ class ScriptedClient(StreamClient):
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self.step_seconds)
+            self.turns += 1
             if self.frozen or not self.alive:
                 continue
             outputs = [self._step(s) for s in list(self.running.values())]
@@ -395,10 +398,9 @@ def running_server(
         folder.cleanup()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> float:
-    """Wait until ``condition`` holds; how long that took. Fails after ``seconds``."""
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
+    """Wait until ``condition`` holds. Fails after ``seconds``."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, "the condition did not come true in time"
         threading.Event().wait(0.002)
-    return time.monotonic() - started

@@ -239,6 +239,9 @@ def test_the_key_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     "", "no = 1", "[keys.a", "[keys.a]", '[keys.a]\nkey = ""', '[keys.a]\nkey = "x"\nsha256 = "00"',
     '[keys.a]\nsha256 = "00"', '[keys.a]\nkey = "secret-x"\ntenant = "../b"', '[keys.a]\nkey = "secret-x"\ntenant = ""',
     '[keys.a]\nkey = "secret-x"\nscopes = ["king"]', '[keys.a]\nkey = "secret-x"\nscopes = []',
+    '[keys.a]\nkey = "secret-x"\n[tenants.b]\nrequests = 1', '[keys.a]\nkey = "secret-x"\n[tenants.a]\nrequests = 0',
+    '[keys.a]\nkey = "secret-x"\n[tenants.a]\ntokens = true', '[keys.a]\nkey = "secret-x"\n[tenants.a]\nother = 1',
+    '[keys.a]\nkey = "secret-x"\n[tenants.a]\nqueue_share = 0.0', '[keys.a]\nkey = "secret-x"\n[tenants]\na = 1',
     '[keys.a]\nkey = "secret-x"\nother = 1', '[keys.a]\nkey = "secret-x"\n[keys.b]\nkey = "secret-x"',
 ])  # fmt: skip
 def test_broken_key_files(tmp_path: Path, text: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,14 @@ def open_request(server: Running, path: str, body: Any) -> socket.socket:
     return sock
 
 
+@contextmanager
+def within(server: Running, seconds: float) -> Iterator[None]:
+    """What happens inside takes less than ``seconds`` by the turns of the server's loop, however busy the machine."""
+    began = server.client.turns
+    yield
+    assert (server.client.turns - began) * server.client.step_seconds < seconds
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("reset", [False, True])
@@ -65,8 +73,9 @@ def test_disconnect_aborts(slow: Running, path: str, stream: bool, reset: bool) 
     wait_for(lambda: len(slow.client.running) == 2 and all(s.index >= 2 for s in list(slow.client.running.values())))
     if reset:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-    sock.close()
-    assert wait_for(lambda: not slow.client.running) < 0.5
+    with within(slow, 0.5):
+        sock.close()
+        wait_for(lambda: not slow.client.running)
     wait_for(lambda: slow.service.in_flight == 0)
     assert slow.service.sequences == 0 and len(slow.client.aborted) == 2
 
@@ -74,16 +83,18 @@ def test_disconnect_aborts(slow: Running, path: str, stream: bool, reset: bool) 
 def test_disconnect_of_a_batch_aborts_all(slow: Running) -> None:
     sock = open_request(slow, "/v1/completions", {**LONG, "prompt": [f"p{i}" for i in range(10)], "stream": True})
     wait_for(lambda: len(slow.client.running) == 10)
-    sock.close()
-    assert wait_for(lambda: not slow.client.running) < 0.5
+    with within(slow, 0.5):
+        sock.close()
+        wait_for(lambda: not slow.client.running)
 
 
 def test_pipelined_disconnect_aborts(slow: Running) -> None:
     sock = open_request(slow, "/v1/completions", {**LONG, "stream": True})
     sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     wait_for(lambda: len(slow.client.running) == 1)
-    sock.close()
-    assert wait_for(lambda: not slow.client.running) < 0.5
+    with within(slow, 0.5):
+        sock.close()
+        wait_for(lambda: not slow.client.running)
 
 
 def test_no_abort_after_a_natural_end(slow: Running) -> None:
@@ -243,14 +254,11 @@ def test_readyz_answers_at_once_under_load() -> None:
     with running_server(step_seconds=0.002) as server, httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
         socks = [open_request(server, "/v1/completions", {**LONG, "stream": True}) for _ in range(20)]
         wait_for(lambda: len(server.client.running) == 20)
-        times = []
-        for _ in range(30):
-            started = time.perf_counter()
-            assert client.get("/readyz").status_code == 200
-            times.append(time.perf_counter() - started)
+        with within(server, 30 * 0.05):
+            for _ in range(30):
+                assert client.get("/readyz").status_code == 200
         for sock in socks:
             sock.close()
-        assert sorted(times)[len(times) // 2] < 0.05
         wait_for(lambda: not server.client.running)
 
 
@@ -289,7 +297,8 @@ def test_drain_ends_streams_after_the_grace(slow: Running) -> None:
         ) as single,
     ):
         wait_for(lambda: len(slow.client.running) == 2 and all(s.index for s in list(slow.client.running.values())))
-        slow.run(slow.service.drain(0.2))
+        with within(slow, 2.0):
+            slow.run(slow.service.drain(0.2))
         text = read_all_events(stream)
         assert '"type":"service_unavailable"' in text and "shut down" in text
         assert single.recv(65536).startswith(b"HTTP/1.1 503")

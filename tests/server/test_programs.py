@@ -50,3 +50,9 @@ def test_cache_options_ask_for_a_lease(
 def test_a_wrong_time_to_live_is_refused(ttl: object) -> None:
     with pytest.raises(InvalidRequest):
         cache_lease(ChatRequest(messages=[], prompt_cache_options={"ttl": ttl}))
+
+
+def test_a_cache_key_is_a_short_lease() -> None:
+    assert cache_lease(ChatRequest(messages=[], prompt_cache_key="k")) == Lease(ttl=300.0)
+    long = ChatRequest(messages=[], prompt_cache_key="k", prompt_cache_retention="24h")
+    assert cache_lease(long) == Lease(ttl=86400.0)

@@ -13,6 +13,7 @@ from bough.kv.node import Node
 from bough.kv.radix import RadixTree
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.req import Status
+from bough.sim.device import FakeDevice
 
 from .adapters import NAMES as ADAPTERS
 from .adapters import VERSIONS
@@ -75,6 +76,7 @@ class Checker:
             device = self._pipeline.late.caught_up()
             self._content(all_nodes, device.cells)
             self._device_table(device.page_table)
+            self._windows(device)
         self._lengths()
 
     # -- I1 to I5: who owns what
@@ -200,6 +202,25 @@ class Checker:
             n = int(rows.planned[row])
             require(host[row, :n].tobytes() == device[row, :n].tobytes(), "I7 rows", "row {}: stale page table", row)
 
+    def _windows(self, device: FakeDevice) -> None:
+        """What the next token of each row sees through its window is there; no more is in use than rows need."""
+        kv = self._kv
+        if not device.window:
+            return
+        rows, size = self._scheduler._rows, kv.page_size
+        used: set[int] = set()
+        for row in rows.running.tolist():
+            end = min(int(rows.planned[row]), int(rows.n_ids[row]))
+            seen = kv.table.locs[row, max(0, end - device.window + 1) : end]
+            locs = kv.window_locs(seen)
+            require(locs is not None and (locs >= 0).all(), "I14 window", "row {} has lost a part of its window", row)
+            require((device.window_cells[locs] == device.cells[seen]).all(), "I14 window", "row {} sees others", row)
+            # Until it is planned again, a row also keeps what its last step saw.
+            used |= set((kv.table.locs[row, : kv.n_cells[row]] // size).tolist())
+        usage = kv.usage()
+        held = usage.window - usage.window_free - usage.window_idle
+        require(held <= len(used) * size, "I14 window", "{} cells are in use, and {} pages in rows", held, len(used))
+
     # -- the index of waiting requests against a fresh match
 
     def _lengths(self) -> None:
@@ -224,6 +245,7 @@ class Checker:
             require(not gate.work, name, "a gate still works for {}", list(gate.work))
         require(not scheduler._queue.tokens, name, "{} tokens in an empty queue", scheduler._queue.tokens)
         require(not usage.locked and not usage.private and not usage.rows, name, "{}", usage)
+        require(usage.window_free + usage.window_idle == usage.window, name, "{}", usage)
         require(not len(kv.waiting), name, "the index of waiting requests")
         require(not kv.waiting._places and not kv.waiting._roots, name, "places of the index")
         released = scheduler._planner._released
@@ -231,5 +253,6 @@ class Checker:
         kv.flush()
         usage = kv.usage()
         require(usage.free == usage.total and not usage.tree, name, "{}", usage)
+        require(usage.window_free == usage.window, name, "{}", usage)
         kv.check()
         scheduler.check()

@@ -55,6 +55,8 @@ def digest(plan: StepPlan) -> int:
     crc = plan.step
     for array in (plan.released, plan.rows, plan.start, plan.n_new, plan.tokens, plan.out_loc, plan.sample):
         crc = zlib.crc32(array.tobytes(), crc)
+    if plan.window_loc is not None:
+        crc = zlib.crc32(plan.window_loc.tobytes(), crc)
     for prefix in plan.shared:
         crc = zlib.crc32(prefix.rows.tobytes(), crc + prefix.n_tokens)
     for init in plan.admitted:
@@ -87,6 +89,7 @@ class Pipeline:
             VOCAB,
             root=lambda init: root_of(init.seed, self.adapters.held.get(init.adapter, "").partition("@")[0]),
             fault=self._look,
+            window=(settings.window, settings.window_cells),
         )
         self.late = LateDevice(device, settings.lag)
         self.adapters = FakeAdapters(1)
@@ -133,6 +136,11 @@ class Pipeline:
         """``pages`` were freed; whatever is launched from now on finds nothing in them."""
         size = self._settings.page_size
         self.late.poison((pages[:, None] * size + np.arange(size)).reshape(-1))
+
+    def poison_window(self, pages: Ints) -> None:
+        """The same for the cells of layers that see a window."""
+        size = self._settings.page_size
+        self.late.poison((pages[:, None] * size + np.arange(size)).reshape(-1), window=True)
 
     def deliver(self, step: Step) -> StepResult:
         require(step is self._steps[0], "order", "a result was asked for out of turn")
@@ -187,6 +195,13 @@ class Pipeline:
         out = plan.out_loc.tolist()
         require(len(set(out)) == len(out), "plan", "two tokens go to one loc")
         require(0 <= min(out) and max(out) < settings.n_cells, "plan", "a loc is outside the pool")
+        require((plan.window_loc is not None) == bool(settings.window), "plan", "cells of windows")
+        if plan.window_loc is not None:
+            seen = plan.window_loc.tolist()
+            require(len(set(seen)) == len(out), "plan", "two tokens go to one loc of a window")
+            require(
+                0 <= min(seen) and max(seen) < settings.window_cells, "plan", "a loc of a window is outside the pool"
+            )
         for row in plan.released.tolist():
             require(self._on_row.pop(row, None), "rows", "row {} is released and was not admitted", row)
             self._adapted.pop(row, None)

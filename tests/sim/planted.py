@@ -17,12 +17,15 @@ from typing import Any
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.reasoning import ReasoningMatcher
 from bough.kv import manager
+from bough.kv.claims import Claims
 from bough.kv.eviction import RankedEviction
 from bough.kv.manager import KVManager
 from bough.kv.pages import PageAllocator
+from bough.kv.program_eviction import ProgramEviction
 from bough.kv.radix import RadixTree
 from bough.kv.sharing import Sharing
 from bough.kv.waiting import WaitingIndex
+from bough.kv.window import WindowPages
 from bough.scheduler import commit, policy
 from bough.scheduler.commit import Committer
 from bough.scheduler.constraints import Constraints
@@ -30,6 +33,8 @@ from bough.scheduler.gates import GateSet
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import Planner
 from bough.scheduler.policy import KeyPolicy
+from bough.scheduler.program_policy import ProgramPolicy
+from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req
 from bough.scheduler.rows import Rows
@@ -971,6 +976,153 @@ SHARING = (
     ),
 )
 
+PROGRAMS = (
+    _bug(
+        "seat_leaks",
+        "programs that had ended went on holding their share of the cache, until nobody could sit down",
+        Programs,
+        "forget",
+        "self.stand(state)",
+        "pass",
+    ),
+    _bug(
+        "seat_costs_nothing",
+        "the sum of what the seated need was not kept, and everybody sat down",
+        Programs,
+        "_settle",
+        "self._needed += need",
+        "pass",
+    ),
+    _bug(
+        "favour_outlives_the_seat",
+        "the cache went on keeping what belonged to programs without a seat",
+        Programs,
+        "stand",
+        "self._claims.favour(state.number, False)",
+        "pass",
+    ),
+    _bug(
+        "hold_is_never_released",
+        "the KV of agents that never came back from their tool was kept for ever",
+        Programs,
+        "tick",
+        "self.stand(state)",
+        "pass",
+    ),
+    _bug(
+        "ended_program_is_remembered",
+        "what an ended program left was not let go, because it might come back",
+        Programs,
+        "_leave",
+        "if state.ended:",
+        "if False:",
+    ),
+    _bug(
+        "close_forgets_those_that_run",
+        "a program was forgotten while its requests ran",
+        Programs,
+        "close",
+        "if not state.reqs:",
+        "if True:",
+    ),
+    _bug(
+        "cancel_stops_one",
+        "only the first request of a cancelled program stopped",
+        Scheduler,
+        "_end_program",
+        "list(state.reqs.values())",
+        "list(state.reqs.values())[:1]",
+    ),
+    _bug(
+        "programs_of_tenants_meet",
+        "two tenants used the same id, and each other's budget",
+        Programs,
+        "arrive",
+        "key = request.namespace.tenant, named.id",
+        "key = '', named.id",
+    ),
+    _bug(
+        "rows_miscounted",
+        "nobody seemed to run no more, and who had no seat waited for ever",
+        Programs,
+        "vacated",
+        "self.rows -= 1",
+        "pass",
+    ),
+    _bug(
+        "budget_off_by_one",
+        "a program generated one token more than its budget",
+        commit,
+        "stop_reason",
+        "if program.spent >= program.budget:",
+        "if program.spent > program.budget:",
+    ),
+    _bug(
+        "budget_not_checked_on_arrival",
+        "a program with nothing left was still taken in, and generated nothing",
+        Programs,
+        "check",
+        "state.spent >= state.budget",
+        "state.spent > state.budget",
+    ),
+    _bug(
+        "siblings_separated",
+        "others came between the branches of a fork, and its prefix was computed again",
+        ProgramPolicy,
+        "head",
+        "self._forks.get(programs.fork)",
+        "self._forks.get((0, ''))",
+    ),
+    _bug(
+        "lease_never_ends",
+        "leases ran out on paper only",
+        Claims,
+        "tick",
+        "(heapq.heappop(self._leases)[2], -1)",
+        "(heapq.heappop(self._leases)[2], 0)",
+    ),
+    _bug(
+        "lease_counted_twice",
+        "two leases on one prefix used the budget up twice",
+        ProgramEviction,
+        "lease",
+        "if above.leases == (1 if by > 0 else 0):",
+        "if True:",
+    ),
+    _bug(
+        "lease_lost_at_split",
+        "a leased node was split and only its lower half stayed leased",
+        RadixTree,
+        "_split",
+        "lower.owner, lower.spent, lower.leases",
+        "lower.owner, lower.spent, 0",
+    ),
+    _bug(
+        "lease_beyond_its_budget",
+        "leases took more of the pool than they may",
+        Claims,
+        "_lease",
+        "ids[:asked]), room)",
+        "ids[:asked]), self._budget)",
+    ),
+    _bug(
+        "shared_node_keeps_its_owner",
+        "what everybody used went with the program that had computed it",
+        RadixTree,
+        "_use",
+        "self._policy.shared(node, before)",
+        "pass",
+    ),
+    _bug(
+        "ended_owner_is_kept",
+        "what an ended program left was evicted last",
+        ProgramEviction,
+        "over",
+        "self._over.add(owner)",
+        "pass",
+    ),
+)
+
 LATE = (
     _bug(
         "stale_sampled_id",
@@ -988,19 +1140,6 @@ LATE = (
         "while launched.outcome is None:\n        self._advance()",
         "if launched.outcome is None:\n        plan = launched.plan\n"
         "        return StepResult(plan.step, plan.rows[plan.sample] * 0, plan.sample.astype('int32'))",
-    ),
-    Bug(
-        "row_dropped_at_launch",
-        "a row's state was freed by the host while a launched step had yet to use it",
-        (
-            Edit(
-                LateDevice,
-                "forward",
-                "launched = self.device.order(plan)",
-                "launched = self.device.order(plan); [self.device._rows.pop(row) for row in plan.released.tolist()]",
-            ),
-            Edit(FakeDevice, "compute", "del self._rows[row]", "self._rows.pop(row, None)"),
-        ),
     ),
     _bug(
         "plans_share_their_memory",
@@ -1030,5 +1169,64 @@ LATE = (
 )
 """Of overlap, on a device that is behind the host."""
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE
+WINDOWS = (
+    _bug(
+        "window_let_go_too_early",
+        "cells of a sliding window were freed while the next token still saw them",
+        WindowPages,
+        "pass_by",
+        "positions - self.window + 1",
+        "positions - self.window + 1 + self._size",
+    ),
+    _bug(
+        "hit_without_its_window",
+        "a prefix was taken from the cache although the layers with a window had dropped it",
+        KVManager,
+        "_servable",
+        "if self._window is None or not match.length:",
+        "if True:",
+    ),
+    _bug(
+        "window_one_short",
+        "a hit one token short of a window passed",
+        WindowPages,
+        "servable",
+        ">= self.window - 1",
+        ">= self.window - 2",
+    ),
+    _bug(
+        "window_of_a_hit_unlocked",
+        "the cached part of a window could be evicted while a row saw it",
+        WindowPages,
+        "enter",
+        "len(pages) * self._size - self.window + 1",
+        "len(pages) * self._size - self.window + 1 + self._size",
+    ),
+    _bug(
+        "window_handed_over_twice",
+        "a cell of a window belonged to two pages after a merge",
+        WindowPages,
+        "hand_over",
+        "self._twin[own] = -1",
+        "pass",
+    ),
+    _bug(
+        "idle_windows_miscounted",
+        "what somebody uses again was still counted as free for all",
+        WindowPages,
+        "enter",
+        "self._idle -= int(np.count_nonzero(self._users[used] == 0))",
+        "pass",
+    ),
+    _bug(
+        "window_locs_of_the_last_plan",
+        "the device learned of a row's cells of full attention alone",
+        FakeDevice,
+        "_enter_locs",
+        "if plan.window_loc is not None:",
+        "if plan.window_loc is not None and end - begin > 1:",
+    ),
+)
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + WINDOWS
 BY_NAME = {bug.name: bug for bug in BUGS}

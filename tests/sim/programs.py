@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bough.base.messages import Request
+from bough.kv.claims import LEASE_SHARE
+from bough.kv.manager import KVManager
+from bough.kv.node import NOBODY, Node
+from bough.kv.program_eviction import ProgramEviction
+from bough.kv.radix import RadixTree
 from bough.scheduler.finish import OVER_BUDGET
+from bough.scheduler.loop import Scheduler
+from bough.scheduler.program_policy import ProgramPolicy, fork_of
+from bough.scheduler.programs import GROWTH
+from bough.scheduler.req import Req
 
+from .invariants import nodes
 from .pipeline import require
 
 Key = tuple[str, str]
+TICKS = 0.015
+"""Seconds that may have passed since the scheduler last looked at the clock."""
 
 
 @dataclass(slots=True)
@@ -73,3 +86,112 @@ class Accounts:
         if not account.rids:
             del self._accounts[key]
         return list(account.rids)
+
+    def knows(self, key: Key) -> bool:
+        return key in self._accounts
+
+
+class Ledger:
+    """Checks the scheduler's programs and the cache's claims against what they are made of."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVManager, clock: Callable[[], float]) -> None:
+        self._scheduler = scheduler
+        self._kv = kv
+        self._clock = clock
+        self._tree, self._policy = kv.claims._tree, kv.claims._policy
+        self._watch_admissions()
+
+    def step(self) -> None:
+        """Everything that holds between two steps."""
+        self._members()
+        self._seats()
+        if self._tree is not None and self._policy is not None:
+            self._owners(self._tree, self._policy)
+            self._leases(self._tree, self._policy)
+
+    def _members(self) -> None:
+        scheduler, programs = self._scheduler, self._scheduler._programs
+        name = "I17 programs"
+        found: dict[Key, list[str]] = {}
+        for rid, req in scheduler._reqs.items():
+            if (key := key_of(req.request)) is not None:
+                found.setdefault(key, []).append(rid)
+                require(req.program is programs.find(*key), name, "{} belongs to another program", rid)
+        for state in programs.states():
+            require(list(state.reqs) == found.pop(state.key, []), name, "requests of {}", state.key)
+            require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
+            require((state.key in programs._idle) == (not state.reqs), name, "{} is idle or not", state.key)
+        require(not found, name, "unknown programs {}", list(found))
+        require(programs.rows == len(scheduler._rows), name, "{} rows of {}", programs.rows, len(scheduler._rows))
+
+    def _seats(self) -> None:
+        programs, name = self._scheduler._programs, "I18 seats"
+        seated = {state.number: state for state in programs.states() if state.seated}
+        needs = {number: int(GROWTH * state.held) for number, state in seated.items()}
+        require(programs._seated == needs, name, "{} sit, {} are noted", needs, programs._seated)
+        require(programs._needed == sum(needs.values()), name, "the seats' needs do not add up")
+        for state in seated.values():
+            holds = bool(state.reqs) or self._clock() - TICKS < state.leaves < float("inf")
+            require(holds, name, "{} is away and keeps its seat until {}", state.key, state.leaves)
+        if self._policy is not None:
+            favoured = self._policy._favoured
+            require(favoured == set(seated), name, "{} sit, {} are favoured", sorted(seated), sorted(favoured))
+
+    def _owners(self, tree: RadixTree, policy: ProgramEviction) -> None:
+        tokens: dict[int, int] = {}
+        for node in nodes(tree):
+            if node.owner > NOBODY:
+                tokens[node.owner] = tokens.get(node.owner, 0) + node.n_tokens
+        require(tokens == policy._tokens, "I19 owners", "{} are owned, {} are noted", tokens, policy._tokens)
+        known = {state.number for state in self._scheduler._programs.states()}
+        require(policy._over == set(tokens) - known, "I19 owners", "not exactly what has ended is over")
+
+    def _leases(self, tree: RadixTree, policy: ProgramEviction) -> None:
+        claims, name = self._kv.claims, "I20 leases"
+        held: dict[Node, int] = {}
+        for ends, _, last in claims._leases:
+            require(ends > self._clock() - TICKS, name, "a lease until {} is still there", ends)
+            node: Node | None = last
+            while node is not None and node.parent is not None:
+                held[node] = held.get(node, 0) + 1
+                node = node.parent
+        leased: dict[str, int] = {}
+        for node in nodes(tree):
+            require(node.leases == held.get(node, 0), name, "{} leases of a node are wrong", node.leases)
+            if node.leases:
+                leased[node.ns.tenant] = leased.get(node.ns.tenant, 0) + node.n_tokens
+        require(leased == policy.leased, name, "{} tokens are leased, {} are noted", leased, policy.leased)
+        require(sum(leased.values()) <= LEASE_SHARE * self._kv.capacity, name, "{} tokens are leased", leased)
+
+    # -- who is admitted
+
+    def _watch_admissions(self) -> None:
+        queue = self._scheduler._queue
+        take = queue.take
+        policy = queue._policy
+
+        def watched(req: Req) -> None:
+            if isinstance(policy, ProgramPolicy) and req not in self._scheduler._planner.suspects:
+                self._admitted(req)
+            take(req)
+
+        queue.take = watched  # type: ignore[method-assign]
+
+    def _admitted(self, req: Req) -> None:
+        programs, queue = self._scheduler._programs, self._scheduler._queue
+        waiting = queue.reqs()
+        oldest = min((o.order for o in waiting if o.program is None), default=-1)
+        if req.order == oldest:
+            return  # whose turn it may be by its age alone
+        siblings = [o for o in waiting if o.program is not None and fork_of(o) == programs.fork]
+        require(not siblings or req in siblings, "I21 forks", "{} came between siblings", req.request.rid)
+        if siblings:
+            return
+        aged = [o for o in waiting if o.program is not None and o.program.aged <= programs.service]
+        if aged:
+            require(req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
+            return
+        state = req.program
+        if state is not None and not state.seated and programs.rows and programs._seated:
+            need = sum(int(GROWTH * s.held) for s in programs.states() if s.seated) + int(GROWTH * state.held)
+            require(need <= self._kv.capacity, "I21 seats", "{} entered and there is no room", req.request.rid)

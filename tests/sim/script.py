@@ -47,6 +47,8 @@ class Settings:
     jump: bool = True
     adapter_places: int = 2
     slow_adapters: bool = False
+    window: int = 0
+    window_cells: int = 0
     lag: int = 0
 
 
@@ -136,7 +138,24 @@ FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "qui
 
 def write(seed: int) -> Script:
     """The script of ``seed``."""
-    return _adapted(_Writer(random.Random(seed)).write(), random.Random(f"adapters {seed}"), storm=False)
+    script = _adapted(_Writer(random.Random(seed)).write(), random.Random(f"adapters {seed}"), storm=False)
+    return _windowed(script, random.Random(f"window {seed}"))
+
+
+def windowed(seed: int) -> Script:
+    """The script of ``seed`` on a model with layers that see a window."""
+    return _windowed(write(seed), random.Random(f"windowed {seed}"), share=1.0)
+
+
+def _windowed(script: Script, rng: random.Random, share: float = 0.3) -> Script:
+    """``script``, now and then with layers that see a window; drawn apart, so that all else in it stays what it was."""
+    settings = script.settings
+    if rng.random() >= share:
+        return script
+    window, size = rng.choice((1, 2, 3, 5, 9, 20)), settings.page_size
+    least = window + settings.step_tokens + 2 * size
+    cells = least + int(rng.choice((0, 0.3, 1.0, 2.0)) * settings.max_running * (window + 2 * size))
+    return replace(script, settings=replace(settings, window=window, window_cells=-(-cells // size) * size))
 
 
 def storm(seed: int) -> Script:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,10 +17,10 @@ from bough.base.errors import InvalidRequest, NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Abort as AbortMessage
 from bough.base.messages import Control as ControlMessage
-from bough.base.messages import ControlReply, Finish, ModelInfo, Output, Outputs, Request
-from bough.base.messages import EndProgram as EndProgramMessage
+from bough.base.messages import ControlOp, ControlReply, Finish, ModelInfo, Output, Outputs, Request
+from bough.base.plan import Ints
 from bough.grammar.compiler import GrammarCompiler
-from bough.kv.manager import CacheKind, KVManager
+from bough.kv.manager import CacheKind, KVManager, WindowSize
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
 from bough.scheduler.req import Req, Status
@@ -32,7 +33,7 @@ from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
-from .programs import Accounts
+from .programs import Accounts, Ledger
 from .script import Abort, Arrive, Control, EndProgram, Event, Fault, Jump, Operate, Script
 
 MODEL = ModelInfo(
@@ -119,6 +120,7 @@ class Simulation:
             max_len=CONTEXT,
             eviction=settings.eviction,
             cache=cast(CacheKind, settings.cache),
+            window=WindowSize(settings.window, settings.window_cells) if settings.window else None,
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
         self.pipeline.adapters = FakeAdapters(settings.adapter_places, lambda: self.steps, settings.slow_adapters)
@@ -152,6 +154,7 @@ class Simulation:
         self.scheduler._planner._headroom = settings.headroom
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
         self._checker = Checker(self.scheduler, self.kv, self.pipeline)
+        self._ledger = Ledger(self.scheduler, self.kv, self._clock)
         self._held_back: list[Arrive] = []
         self._quiet = self._barren = self._readings = 0
         self._rejected = 0
@@ -184,6 +187,7 @@ class Simulation:
         news = self._read()
         self._progress(news, self.pipeline.launches > launches)
         self._checker.step()
+        self._ledger.step()
         for rid, reader in list(self.readers.items()):
             require(reader.deadline > began, "timeout", "{} is past its deadline", rid)
             if reader.arrival.quit_after is not None and len(reader.tokens) >= reader.arrival.quit_after:
@@ -256,11 +260,18 @@ class Simulation:
 
     def _end_program(self, tenant: str, program: str, abort: bool) -> None:
         """Close it; with an abort, the terminal events of all its requests are there at once, and only theirs."""
+        known = self.accounts.knows((tenant, program))
         members = self.accounts.closed((tenant, program))
         before = len(self.readers)
         for rid in members if abort else ():
             self.readers[rid].aborted = True
-        self.scheduler.receive(EndProgramMessage(tenant, program, abort))
+        self._controls += 1
+        op: ControlOp = "cancel_program" if abort else "end_program"
+        try:
+            self.scheduler.receive(ControlMessage(self._controls, op, {"tenant": tenant, "program": program}))
+            require(known, "program", "{} ended, which is not known", program)
+        except NotFound:
+            require(not known, "program", "{} is not known", program)
         self._read()
         left = before - (len(members) if abort else 0)
         require(len(self.readers) == left, "abort", "{} go on of the program {}", list(self.readers), program)
@@ -467,14 +478,19 @@ class Simulation:
         return self._draws * 0x9E3779B97F4A7C15 % (1 << 40)
 
     def _poison_what_is_freed(self) -> None:
-        pages = self.kv.pages
-        free_pages = pages.free_pages
+        poisoned = [(self.kv.pages, self.pipeline.poison)]
+        if self.kv._window is not None:
+            poisoned.append((self.kv._window.pages, self.pipeline.poison_window))
+        for pages, poison in poisoned:
+            free_pages = pages.free_pages
 
-        def free_and_poison(freed: object) -> None:
-            self.pipeline.poison(freed)  # type: ignore[arg-type]
-            free_pages(freed)  # type: ignore[arg-type]
+            def free_and_poison(
+                freed: Ints, poison: Callable[[Ints], None] = poison, free_pages: Callable[[Ints], None] = free_pages
+            ) -> None:
+                poison(freed)
+                free_pages(freed)
 
-        pages.free_pages = free_and_poison  # type: ignore[method-assign, assignment]
+            pages.free_pages = free_and_poison  # type: ignore[method-assign]
 
 
 def _refused_by_gates(arrival: Arrive) -> bool:

@@ -18,7 +18,7 @@ from bough.sim.device import mix
 from .invariants import mix_all
 from .planted import BY_NAME, planted
 from .replay import failure, shrink
-from .script import storm, write
+from .script import storm, windowed, write
 from .simulation import Simulation, run
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,13 @@ def test_storms_of_adapters(count: int) -> None:
     for seed in range(count):
         found = failure(storm(seed))
         assert found is None, f"storm({seed}): step {found.step}, {found.text}"
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])
+def test_schedules_with_windows(count: int) -> None:
+    for seed in range(count):
+        found = failure(windowed(seed))
+        assert found is None, f"windowed({seed}): step {found.step}, {found.text}"
 
 
 def test_a_seed_gives_one_history() -> None:

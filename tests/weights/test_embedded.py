@@ -18,22 +18,14 @@ from bough.weights.loader import open_checkpoint
 from bough.weights.packaged import PackedFile, cache_folder, extract
 
 
-@pytest.fixture(scope="module")
-def default() -> Path:
-    try:
-        return embedded.default_model()
-    except ConfigError as error:
-        pytest.skip(f"the default model is not in the cache and cannot be fetched: {error.message}")
-
-
-def test_it_is_the_pinned_file(default: Path) -> None:
-    with default.open("rb") as file:
+def test_it_is_the_pinned_file(default_model: Path) -> None:
+    with default_model.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == embedded.FILE.sha256
-    assert default.stat().st_size == embedded.FILE.nbytes
+    assert default_model.stat().st_size == embedded.FILE.nbytes
 
 
-def test_it_opens(default: Path) -> None:
-    checkpoint = open_checkpoint(default)
+def test_it_opens(default_model: Path) -> None:
+    checkpoint = open_checkpoint(default_model)
     config = checkpoint.config
     assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("llama", 576, 30)
     assert (config["vocab_size"], config["rope_theta"], config["tie_word_embeddings"]) == (49152, 100000.0, True)

@@ -12,39 +12,9 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
+from tests.models.parity import VOCAB, WHOLE, check, ids_of, reference
 
 Make = Callable[..., Any]
-
-# All ids of the tiny vocabulary are asked for, so that a logprob report is a whole row of logits.
-VOCAB = 97
-WHOLE = SamplingParams(temperature=0.0, logprobs=0, prompt_logprobs=0, logprob_token_ids=tuple(range(VOCAB)))
-
-
-def ids_of(seed: int, n: int) -> list[int]:
-    return random.Random(seed).choices(range(VOCAB), k=n)
-
-
-@torch.no_grad()
-def hf_logprobs(model: Any, ids: list[int]) -> torch.Tensor:
-    logprobs: torch.Tensor = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
-    return logprobs
-
-
-def check(seq: Any, model: Any, tolerance: float = 1e-4) -> None:
-    """Every reported row of logprobs equals the one of transformers, and greedy tokens are its largest."""
-    assert not seq.failed
-    expected = hf_logprobs(model, seq.ids)
-    entries = [*seq.prompt_logprobs, *seq.logprobs]
-    first = seq.n_prompt - len(seq.prompt_logprobs)
-    for position, entry in enumerate(entries, first):
-        got = torch.tensor([value for _, value in entry.asked])
-        reference = expected[position - 1]
-        assert entry.token == seq.ids[position]
-        assert (got - reference).abs().max() <= tolerance * reference.abs().max()
-    for position in range(seq.n_prompt, len(seq.ids)):
-        best = expected[position - 1].max()
-        assert expected[position - 1, seq.ids[position]] >= best - tolerance * expected[position - 1].abs().max()
-
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -152,7 +122,7 @@ def test_every_dtype_of_the_pool_stays_near_transformers(
         driver = make_driver(path, kernels=kernels, kv_dtype=kv_dtype, page_size=4)
         seq = driver.add(0, ids_of(2, 40), WHOLE)
         driver.run([seq], 3, chunk=9)
-        expected = hf_logprobs(model, seq.ids)
+        expected = reference(model, seq.ids)
         for position, entry in enumerate([*seq.prompt_logprobs, *seq.logprobs], 1):
             got = torch.tensor([value for _, value in entry.asked])
             assert (got - expected[position - 1]).norm() <= bound * expected[position - 1].norm()
@@ -191,7 +161,7 @@ def test_bfloat16_stays_near_float32(tiny_llama: Make, make_driver: Make) -> Non
         driver = make_driver(path, dtype=torch.bfloat16, kernels=kernels)
         seq = driver.add(0, ids_of(2, 40), WHOLE)
         driver.run([seq], 3)
-        expected = hf_logprobs(model, seq.ids)
+        expected = reference(model, seq.ids)
         for position, entry in enumerate([*seq.prompt_logprobs, *seq.logprobs], 1):
             got = torch.tensor([value for _, value in entry.asked])
             error = (got - expected[position - 1]).norm() / expected[position - 1].norm()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from tests.driving import Driver, device_parts
 from tests.lora import TARGETS, write_adapter, write_merged
+from tests.models.parity import CASES, make_checkpoint
 
 Make = Callable[..., Any]
 
@@ -60,6 +62,19 @@ def make_adapted() -> Make:
     return make
 
 
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """name of a case of tests/models -> its folder, made once."""
+
+    @lru_cache
+    def make(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        make_checkpoint(CASES[name], folder)
+        return folder
+
+    return make
+
+
 def _scheme_parts(dtype: torch.dtype, ops: Any) -> tuple[Any, ...]:
     from bough.device.quant.packed import pack_dense
 
@@ -90,6 +105,31 @@ def test_an_adapter_equals_merged_weights(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     path, _ = tiny_llama()
+    check_merged(path, targets, rank, kernels, make_driver, make_adapted, tmp_path)
+
+
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("qwen3_moe", ("gate_proj", "up_proj", "down_proj")),
+        ("qwen3_moe", ("experts.0.gate_proj", "experts.3.down_proj", "q_proj")),
+        ("mixtral", ("w1", "w2", "w3")),
+        ("deepseek_v3", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "down_proj")),
+    ],
+    ids=str,
+)
+def test_an_adapter_of_experts_and_latents_equals_merged_weights(
+    name: str, targets: tuple[str, ...], kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    check_merged(checkpoints(name), targets, 8, kernels, make_driver, make_adapted, tmp_path)
+
+
+def check_merged(
+    path: Path, targets: tuple[str, ...], rank: int, kernels: str, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    """The model at ``path`` with a random adapter equals one with the adapter's updates in its weights."""
     adapter = write_adapter(tmp_path / "a", path, targets, rank, seed=rank)
     merged = make_driver(write_merged(tmp_path / "merged", path, adapter), kernels=kernels, context_length=128)
     adapted = make_adapted(path, [adapter], kernels)
@@ -112,6 +152,18 @@ def test_16_rows_over_8_adapters_equal_separate_runs(
     kernels: str, dtype: torch.dtype, tiny_llama: Make, make_adapted: Make, tmp_path: Path
 ) -> None:
     path, _ = tiny_llama(hidden_size=64)
+    check_company(path, kernels, dtype, make_adapted, tmp_path)
+
+
+@pytest.mark.parametrize(("kernels", "dtype"), [("auto", torch.float32), ("auto", torch.bfloat16)], ids=str)
+def test_rows_with_adapted_experts_equal_separate_runs(
+    kernels: str, dtype: torch.dtype, checkpoints: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    check_company(checkpoints("qwen3_moe"), kernels, dtype, make_adapted, tmp_path)
+
+
+def check_company(path: Path, kernels: str, dtype: torch.dtype, make_adapted: Make, tmp_path: Path) -> None:
+    """16 rows over 8 adapters, and without any, give the bits that each gives alone."""
     folders = [write_adapter(tmp_path / str(i), path, TARGETS[i % 3 :], 4 << i % 5, seed=i) for i in range(8)]
     places = [NO_ADAPTER if i in (3, 11) else (5 * i) % 8 for i in range(16)]
     prompts = [[(11 * i * j + i) % 97 for j in range(1, 4 + i)] for i in range(16)]

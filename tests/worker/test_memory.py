@@ -10,15 +10,21 @@ from bough.base.errors import ConfigError
 from bough.device.ops.cells import QuantizedCells
 from bough.models.base import CacheSpec, KVShape
 from bough.worker.kv_pool import KVPool
-from bough.worker.memory import pool_tokens
+from bough.worker.memory import LONGEST, PoolSize, pool_size, window_need
+
+PLAIN = KVShape((CacheSpec(1, 10, 10),) * 5, torch.int8)
+"""140 bytes per token."""
+
+MIXED = KVShape((CacheSpec(1, 16, 16), *(CacheSpec(1, 16, 16, window=8),) * 3), torch.float32)
+"""128 bytes per token in each layer, of which three see a window."""
 
 
 def test_the_share_is_rounded_down_to_pages() -> None:
-    assert pool_tokens(KVConfig(memory_share=0.5, page_size=16), 100, 1_000_000) == 4992
+    assert pool_size(KVConfig(memory_share=0.5, page_size=16), PLAIN, 1_400_000) == PoolSize(4992)
 
 
 def test_a_given_size_is_taken_as_it_is() -> None:
-    assert pool_tokens(KVConfig(pool_tokens=1000, page_size=16), 100, 1_000_000) == 992
+    assert pool_size(KVConfig(pool_tokens=1000, page_size=16), PLAIN, 1_000_000) == PoolSize(992)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +38,38 @@ def test_a_given_size_is_taken_as_it_is() -> None:
 )
 def test_a_pool_that_serves_nobody_or_does_not_fit_is_refused(config: KVConfig, free: int) -> None:
     with pytest.raises(ConfigError):
-        pool_tokens(config, 100, free)
+        pool_size(config, PLAIN, free)
+
+
+def test_windows_take_what_they_need_and_leave_the_rest_to_the_other_layers() -> None:
+    config, need = KVConfig(memory_share=1.0, page_size=16), window_need(8, 4, 64, 16)
+    assert need == 2 * 4 * (8 + 32) + 64
+    memory = 10_000 * MIXED.bytes_per_token
+    size = pool_size(config, MIXED, memory, need)
+    assert size.window_tokens == need and size.tokens > 35_000
+    assert size.tokens * 128 + need * 3 * 128 <= memory
+    pool = KVPool(MIXED, size.tokens, torch.device("cpu"), need)
+    assert [len(k) for k in pool.k] == [size.tokens + 1, need + 1, need + 1, need + 1]
+
+
+def test_where_memory_is_short_all_layers_have_the_same_cells() -> None:
+    config = KVConfig(memory_share=1.0)
+    assert pool_size(config, MIXED, 300 * MIXED.bytes_per_token, 300) == PoolSize(300)
+    assert pool_size(KVConfig(pool_tokens=300), MIXED, 1 << 30, 301) == PoolSize(300)
+
+
+def test_a_pool_of_windows_alone_counts_more_tokens_than_it_has_cells() -> None:
+    shape = KVShape(MIXED.layers[1:], torch.float32)
+    size = pool_size(KVConfig(memory_share=1.0), shape, 1000 * shape.bytes_per_token, 100)
+    assert size == PoolSize(LONGEST * 1000, 1000)
+
+
+def test_the_plan_tells_what_each_kind_costs() -> None:
+    kinds = MIXED.kinds(1000, 100)
+    assert [(k.kind, k.layers, k.tokens, k.window) for k in kinds] == [("full", 1, 1000, 0), ("window", 3, 100, 8)]
+    assert sum(k.bytes for k in kinds) == 1000 * 128 + 100 * 3 * 128
+    assert [k.kind for k in MIXED.kinds(1000, None)] == ["full"]
+    assert [k.kind for k in KVShape((CacheSpec(1, 576, 0),), torch.bfloat16).kinds(9, None)] == ["latent"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8], ids=str)

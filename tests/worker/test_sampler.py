@@ -125,6 +125,35 @@ def test_every_feature_equals_its_slow_twin(
             assert ends[token] > low
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(params, histories, st.integers(-(2**63), 2**63 - 1)), min_size=1, max_size=5),
+    st.integers(0, 999),
+)
+def test_what_a_mask_forbids_is_as_if_it_were_not_there(
+    rows: list[tuple[SamplingParams, tuple[list[int], list[int]], int]], salt: int
+) -> None:
+    rng, n = np.random.default_rng(salt), len(rows)
+    sampler, raw = sampler_of(VOCAB), raw_logits(salt, n)
+    for row, (p, (prompt, generated), seed) in enumerate(rows):
+        sampler.add(row, init_of(row, prompt, generated, p, seed))
+    positions = np.array([len(prompt) + len(generated) for _, (prompt, generated), _ in rows])
+    masked = np.flatnonzero(rng.random(n) < 0.7)
+    allowed = rng.random((len(masked), 64)) < 0.2
+    bits = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view("<i4").astype(np.int32))
+    before = raw.clone()
+    found = sampler.sample(raw, SampleContext(list(range(n)), positions, masked, bits))
+    assert torch.equal(raw, before)
+    raw[torch.from_numpy(masked)] = raw[torch.from_numpy(masked)].masked_fill(
+        torch.from_numpy(~allowed[:, :VOCAB]), -torch.inf
+    )
+    twin = sampler.sample(raw, SampleContext(list(range(n)), positions))
+    assert found.failed.keys() == twin.failed.keys()
+    assert [t for i, t in enumerate(found.tokens) if i not in found.failed] == [
+        t for i, t in enumerate(twin.tokens) if i not in twin.failed
+    ]
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}, {"temperature": 0.5, "top_k": 20, "top_p": 0.9, "min_p": 0.02}],

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
-from bough.weights import embedded
 
 Make = Callable[..., Any]
 
@@ -21,14 +20,6 @@ GOLDEN = [
     [253, 8170, 1183, 282, 253, 1517, 338, 2933, 253, 2244, 5254, 284, 6765, 253, 1685, 1552],
     [57, 5248, 18948, 288, 4875, 338, 346, 2316, 11904, 469, 655, 351, 260, 1679, 30, 339],
 ]
-
-
-@pytest.fixture(scope="module")
-def path() -> Any:
-    try:
-        return embedded.default_model()
-    except ConfigError as error:
-        pytest.skip(f"the default model is not in the cache and cannot be fetched: {error.message}")
 
 
 def run(driver: Any, n: int, chunk: int = 0) -> list[Any]:
@@ -49,11 +40,13 @@ def check(seq: Any, logits: torch.Tensor, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-def test_logits_and_greedy_tokens_equal_transformers(path: Any, make_driver: Make) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(default_model: Path, make_driver: Make) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    driver = make_driver(path, context_length=256)
+    model = AutoModelForCausalLM.from_pretrained(
+        default_model.parent, gguf_file=default_model.name, dtype=torch.float32
+    )
+    driver = make_driver(default_model, context_length=256)
     for seq in run(driver, 64, chunk=5):
         prompt = torch.tensor([seq.ids[: seq.n_prompt]])
         expected = model.generate(
@@ -65,19 +58,19 @@ def test_logits_and_greedy_tokens_equal_transformers(path: Any, make_driver: Mak
             check(seq, model(torch.tensor([seq.ids])).logits[0], 1e-4)
 
 
-def test_greedy_tokens_of_the_fast_kernels_in_float32(path: Any, make_driver: Make) -> None:
-    seqs = run(make_driver(path, kernels="auto", context_length=64, n_tokens=512), 16)
+def test_greedy_tokens_of_the_fast_kernels_in_float32(default_model: Path, make_driver: Make) -> None:
+    seqs = run(make_driver(default_model, kernels="auto", context_length=64, n_tokens=512), 16)
     assert [seq.generated for seq in seqs] == GOLDEN
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kv_dtype", "least"), [("float16", 0.98), ("bfloat16", 0.95), ("int8", 0.85)])
-def test_greedy_agreement_of_rounded_kv(kv_dtype: str, least: float, path: Any, make_driver: Make) -> None:
+def test_greedy_agreement_of_rounded_kv(kv_dtype: str, least: float, default_model: Path, make_driver: Make) -> None:
     """Share of the greedy tokens of an unrounded pool that are greedy with a rounded one, too, after the same history;
     and, printed only, how many come before the first difference when each goes its own way."""
 
     def make(kv_dtype: str) -> Any:
-        return make_driver(path, kernels="auto", kv_dtype=kv_dtype, context_length=256)
+        return make_driver(default_model, kernels="auto", kv_dtype=kv_dtype, context_length=256)
 
     exact, own = run(make("auto"), 64), run(make(kv_dtype), 64)
     driver, forced = make(kv_dtype), SamplingParams(temperature=0.0, prompt_logprobs=0)
@@ -92,9 +85,9 @@ def test_greedy_agreement_of_rounded_kv(kv_dtype: str, least: float, path: Any, 
 
 
 @pytest.mark.slow
-def test_bfloat16_and_fast_kernels_stay_near_float32(path: Any, make_driver: Make) -> None:
-    exact = run(make_driver(path, context_length=64, n_tokens=512), 4)
-    fast = run(make_driver(path, context_length=64, n_tokens=512, dtype=torch.bfloat16, kernels="auto"), 4)
+def test_bfloat16_and_fast_kernels_stay_near_float32(default_model: Path, make_driver: Make) -> None:
+    exact = run(make_driver(default_model, context_length=64, n_tokens=512), 4)
+    fast = run(make_driver(default_model, context_length=64, n_tokens=512, dtype=torch.bfloat16, kernels="auto"), 4)
     for a, b in zip(exact, fast):
         # The first token has the same history in both.
         first, other = dict(a.logprobs[0].top), dict(b.logprobs[0].top)

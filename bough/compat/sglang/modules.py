@@ -104,6 +104,6 @@ def install() -> ModuleType:
             setattr(sys.modules[parent], child, module)
     # A name that is also a module's: `from sglang import global_config` means the object.
     top = sys.modules["sglang"]
-    top.global_config = importlib.import_module("bough.lang.config").global_config  # type: ignore[attr-defined]  # an alias takes any name
-    top.__all__ = [name for name in _TOP if name != "__version__"]  # type: ignore[attr-defined]  # as above
+    vars(top)["global_config"] = importlib.import_module("bough.lang.config").global_config
+    vars(top)["__all__"] = [name for name in _TOP if name != "__version__"]
     return top

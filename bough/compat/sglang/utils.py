@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bough.lang.backends.runtime import end_process
 from bough.lang.choices import mean_logprob
 from bough.lang.media import encode_image_base64 as encode_image_base64
 from bough.lang.media import encode_video_base64 as encode_video_base64
@@ -126,12 +127,7 @@ def server_command(words: list[str], port: int) -> list[str]:
 
 def terminate_process(process: subprocess.Popen[str]) -> None:
     """End a server that :func:`launch_server_cmd` started."""
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_process(process)
 
 
 def kill_process_tree(pid: int | None, *_: Any, **__: Any) -> None:

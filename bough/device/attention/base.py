@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -13,6 +13,13 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 
 Tensor = torch.Tensor
+
+
+class WindowLocs(NamedTuple):
+    """``page_table`` and ``out_loc`` of layers that see a window and have cells of their own."""
+
+    page_table: Tensor
+    out_loc: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,7 @@ class AttentionBatch:
         out_loc: [T] loc that receives its KV.
         groups: sequences with equal leading locs, if there are any.
         host: the same on the host, for backends that plan there; None: they have to ask the device.
+        window: where the KV of layers that see a window lies; None: where that of the others does.
     """
 
     page_table: Tensor
@@ -38,6 +46,11 @@ class AttentionBatch:
     out_loc: Tensor
     groups: SharedGroups | None = None
     host: HostBatch | None = None
+    window: WindowLocs | None = None
+
+    def locs(self, window: int) -> tuple[Tensor, Tensor]:
+        """``page_table`` and ``out_loc`` of layers with this window, 0 for none."""
+        return self.window if window and self.window is not None else (self.page_table, self.out_loc)
 
 
 class Planned:
@@ -78,10 +91,12 @@ class AttentionBackend(Protocol):
         """Prepare for a step. Whatever does not depend on the layer is worked out here."""
         ...
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
+    def write(
+        self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads, window: int = 0
+    ) -> Tensor:
         """Norm and rotate queries and keys, write keys and values to the step's cells; the queries [T, H, D].
 
-        qkv: [T, (H + 2 KH) * D]; cos_sin: [n_positions, R] float32; the caches [N, KH, D] of one layer.
+        qkv: [T, (H + 2 KH) * D]; cos_sin: [n_positions, R] float32; the caches [N, KH, D] of one layer, and its window.
         """
         ...
 

@@ -20,7 +20,9 @@ class EncoderAttention(Planned):
         super().plan(batch)
         self._ends: list[int] = batch.q_start[1:-1].tolist()
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
+    def write(
+        self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads, window: int = 0
+    ) -> Tensor:
         """The queries [T, H, D] of ``qkv`` [T, 3 * H * D]; its keys and values are kept until ``forward``."""
         parts = qkv.view(len(qkv), 3, heads.n_heads, heads.dim)
         self._k, self._v = parts[:, 1], parts[:, 2]

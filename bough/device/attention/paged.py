@@ -20,12 +20,15 @@ class PagedAttention(Planned):
         self.name = ops.name
         self._ops = ops
 
-    def write(self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads) -> Tensor:
-        batch = self.batch
-        return self._ops.rope_kv_write(qkv, cos_sin, batch.positions, batch.out_loc, k_cache, v_cache, heads)
+    def write(
+        self, qkv: Tensor, cos_sin: Tensor, k_cache: Cells, v_cache: Cells, heads: Heads, window: int = 0
+    ) -> Tensor:
+        _, out_loc = self.batch.locs(window)
+        return self._ops.rope_kv_write(qkv, cos_sin, self.batch.positions, out_loc, k_cache, v_cache, heads)
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         batch = self.batch
+        page_table, _ = batch.locs(scoring.window)
         return self._ops.paged_attention(
-            q, k_cache, v_cache, batch.page_table, batch.rows, batch.q_start, batch.seq_len, scoring, batch.groups
+            q, k_cache, v_cache, page_table, batch.rows, batch.q_start, batch.seq_len, scoring, batch.groups
         )

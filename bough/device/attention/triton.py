@@ -38,7 +38,7 @@ class TritonAttention(PagedAttention):
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         key = tiles_for(q, k_cache, v_cache), scoring.window
         work, sizes = self._work(key) if self._room is None else self._room.work(key)
-        return attend(q, k_cache, v_cache, self.batch.page_table, work, sizes, scoring)
+        return attend(q, k_cache, v_cache, self.batch.locs(scoring.window)[0], work, sizes, scoring)
 
     def _work(self, key: Key) -> tuple[Tensor, Sizes]:
         if key not in self._works:

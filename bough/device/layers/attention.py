@@ -94,5 +94,5 @@ class Attention:
         if self._norms is not None:
             q, k, v = torch.split(qkv, list(self._widths), dim=1)
             qkv = torch.cat((self._norms[0](q.contiguous()), self._norms[1](k.contiguous()), v), dim=1)
-        q = self._backend.write(qkv, self.rotary, k_cache, v_cache, self.heads)
+        q = self._backend.write(qkv, self.rotary, k_cache, v_cache, self.heads, self.scoring.window)
         return self.out(self._backend.forward(q, k_cache, v_cache, self.scoring).view(-1, self._widths[0]))

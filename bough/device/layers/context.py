@@ -28,6 +28,7 @@ class LayerContext:
         adapters: the low-rank updates that rows may have; None: no row has any.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
+        capturable: a step of the model can be captured: nothing in it asks the device for a number.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LayerContext:
         self._scheme = scheme
         self.attention = attention
         self.n_parameters = 0
+        self.capturable = True
         self.device = device
         self._source, self.dtype = source, dtype
         self._unread = dict.fromkeys(source.names())
@@ -68,7 +70,11 @@ class LayerContext:
 
         Raises ConfigError as :meth:`parameter` does.
         """
-        return self._scheme.linear([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+        return self.linear_of([self._weight(name, (rows, in_features)) for name, rows in parts], bias)
+
+    def linear_of(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        """The layer that stacks weights, for those that are no parameters by themselves."""
+        return self._scheme.linear(parameters, bias)
 
     def adapted(self, parts: Sequence[tuple[str, int]], in_features: int) -> AdaptedLayer | None:
         """What adapters may add to a layer of ``parts``, (projection, output features); None where there are none."""

@@ -125,6 +125,8 @@ class Experts:
         self._activation: Callable[[Tensor], Tensor] = clamp or context.ops.silu_mul
         parts = [ExpertParts(e.gate_up.parts, e.down.parts, _dense(e)) for e in experts]
         self._fused = context.ops.experts(parts, (hidden_size, inner_size), clamp)
+        # One after another, the host has to know which experts are used.
+        context.capturable &= self._fused is not None
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, D], ids int32 [T, k] and weights float32 [T, k] -> the weighted sum of the experts' outputs [T, D]."""

@@ -14,6 +14,7 @@ from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
 from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
@@ -50,6 +51,7 @@ class CpuOps:
         self._paged_attention = library.function("paged_attention")
         self._argmax = library.function("argmax")
         self._apply_bitmask = library.function("apply_bitmask")
+        self._masked_argmax = library.function("masked_argmax")
         self._sample = library.function("sample")
         self._logprobs = library.function("logprobs")
         self._linear = library.function("linear")
@@ -162,15 +164,14 @@ class CpuOps:
         return out
 
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
-        dtype, (n, vocab) = _dtype(logits), logits.shape
-        words = -(-vocab // 32)
-        _check(masks.shape == (len(rows), words) and rows.dim() == 1, "apply_bitmask", logits, masks, rows)
-        _check_ints("apply_bitmask", masks)
-        _check(rows.dtype == torch.int64 and rows.is_contiguous(), "apply_bitmask", rows)
-        if len(rows):
-            _check(0 <= int(rows.min()) and int(rows.max()) < n, "apply_bitmask", logits, masks, rows)
-        pointers = logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
-        self._apply_bitmask(dtype, *pointers, len(rows), vocab, torch.get_num_threads())
+        dtype, pointers = _dtype(logits), _masked("apply_bitmask", logits, masks, rows)
+        self._apply_bitmask(dtype, *pointers, len(rows), logits.shape[1], torch.get_num_threads())
+
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        dtype, pointers = _dtype(logits), _masked("masked_argmax", logits, masks, rows)
+        out = torch.empty(len(rows), dtype=torch.int64)
+        self._masked_argmax(dtype, *pointers, out.data_ptr(), len(rows), logits.shape[1], torch.get_num_threads())
+        return out
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         dtype, (n, vocab) = _dtype(logits), logits.shape
@@ -239,7 +240,7 @@ class CpuOps:
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)
         out = torch.empty(len(ids), weight.n_in, dtype=dtype)
-        packed = ctypes.byref(describe(weight, None))
+        packed = ctypes.byref(describe(weight))
         threads = torch.get_num_threads()
         self._packed_rows(_dtype(out), packed, ids.data_ptr(), len(ids), out.data_ptr(), threads)
         return out
@@ -263,12 +264,6 @@ class PackedCall:
         pointers = self._address, x.data_ptr(), out.data_ptr()
         self._function(_dtype(x), *pointers, out.stride(0), len(x), torch.get_num_threads())
         return out
-
-
-def describe(weight: PackedWeight, bias: Tensor | None) -> PackedLinear:
-    """The weight as the kernels know it; it does not keep the tensors alive."""
-    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
-    return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
 
 
 def _gated(op: str, function: Callable[..., None], x: Tensor) -> Tensor:
@@ -327,6 +322,17 @@ def _cells(k: Cells, v: Cells) -> tuple[int, int, int, int | None, int | None]:
     if isinstance(k, QuantizedCells) or isinstance(v, QuantizedCells):
         raise ValueError("either both keys and values are int8 or neither")
     return _code(k, v), k.data_ptr(), v.data_ptr(), None, None
+
+
+def _masked(op: str, logits: Tensor, masks: Tensor, rows: Tensor) -> tuple[int, int, int]:
+    """Addresses of ``logits`` [S, V], ``masks`` [R, ceil(V / 32)] and ``rows`` [R], which fit together."""
+    n, vocab = logits.shape
+    _check(masks.shape == (len(rows), -(-vocab // 32)) and rows.dim() == 1, op, logits, masks, rows)
+    _check_ints(op, masks)
+    _check(rows.dtype == torch.int64 and rows.is_contiguous(), op, rows)
+    if len(rows):
+        _check(0 <= int(rows.min()) and int(rows.max()) < n, op, logits, masks, rows)
+    return logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
 
 
 def _check_ints(op: str, *tensors: Tensor) -> None:

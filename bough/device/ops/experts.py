@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from bough.device.ops.library import Expert, ExpertsCall, LinearParts, PackedLinear
+from bough.device.ops.library import Expert, ExpertsCall, PackedLinear
+from bough.device.ops.parts import linear_parts, pairable, takeable
 
 Tensor = torch.Tensor
-
-PANEL = 16
 
 
 class Dense(NamedTuple):
@@ -105,15 +104,6 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 def fusable(experts: Sequence[ExpertParts], inner_size: int) -> bool:
     """Whether the kernel can compute these experts."""
     return all(
-        1 <= len(parts) <= LinearParts.MOST for expert in experts for parts in (expert.gate_up, expert.down)
-    ) and all(
-        # Gates and values are paired by panels, so in one weight the values have to begin with one.
-        len(expert.gate_up) == 2 or inner_size % PANEL == 0
+        takeable(expert.gate_up) and takeable(expert.down) and pairable(expert.gate_up, inner_size)
         for expert in experts
     )
-
-
-def linear_parts(linear: Sequence[PackedLinear]) -> LinearParts:
-    """The parts as kernels take them; it does not keep them alive."""
-    addresses = [ctypes.addressof(part) for part in linear]
-    return LinearParts((ctypes.c_void_p * LinearParts.MOST)(*addresses), len(addresses))

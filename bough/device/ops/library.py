@@ -129,7 +129,7 @@ class StackCall(ctypes.Structure):
         ("rope", RopeCall),
         ("attention", AttentionCall),
         *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
-        ("lora", c_void_p),
+        *((name, c_void_p) for name in ("window_table", "window_loc", "lora")),
         *((name, c_float) for name in ("eps", "residual_scale")),
         *((name, c_int) for name in ("threads", "norm_wide", "gelu")),
     )
@@ -176,6 +176,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "paged_attention": (None, (c_int, c_void_p)),
     "argmax": (None, (c_int, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "apply_bitmask": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
+    "masked_argmax": (None, (c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "sample": (None, (c_int, c_void_p)),
     "logprobs": (None, (c_int, c_void_p)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),

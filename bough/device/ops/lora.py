@@ -12,8 +12,9 @@ from typing import Protocol
 
 import torch
 
-from bough.device.ops.library import LinearParts, LoraAdapter, LoraCall, LoraRun, LoraRuns, LoraTable, PackedLinear
+from bough.device.ops.library import LinearParts, LoraAdapter, LoraCall, LoraRun, LoraRuns, LoraTable
 from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.parts import describe
 
 Tensor = torch.Tensor
 
@@ -145,9 +146,9 @@ class PackedLora:
             b = torch.zeros(len(part_b), rank, dtype=torch.bfloat16)
             b[:, : part_b.shape[1]] = part_b
             weights.append(pack_bf16(b))
-            adapter.b[i] = _described(weights[-1])
+            adapter.b[i] = describe(weights[-1])
         weights.append(pack_bf16(a.flatten(0, 1)))
-        adapter.a = _described(weights[-1])
+        adapter.a = describe(weights[-1])
         self._kept[place] = adapter, weights
         self._adapters[place] = ctypes.addressof(adapter)
 
@@ -170,9 +171,3 @@ def padded_rank(rank: int) -> int:
 def packable(sizes: Sequence[int], n_in: int, dtype: torch.dtype) -> bool:
     """Whether :class:`PackedLora` can take a layer."""
     return dtype == torch.bfloat16 and n_in % 2 == 0 and len(sizes) <= LinearParts.MOST
-
-
-def _described(weight: PackedWeight) -> PackedLinear:
-    return PackedLinear(
-        weight=weight.weight.data_ptr(), n_in=weight.n_in, n_out=weight.n_out, kind=weight.kind, group=weight.group
-    )

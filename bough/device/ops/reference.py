@@ -107,6 +107,11 @@ class ReferenceOps:
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         sampling.apply_bitmask(logits, masks, rows)
 
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits[rows]
+        self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
+        return self.argmax(chosen)
+
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         return sampling.sample(logits, draws)
 

@@ -132,6 +132,10 @@ class Ops(Protocol):
         """
         ...
 
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        """:meth:`argmax` of the rows [R] of ``logits`` after :meth:`apply_bitmask`, int64 [R]; ``logits`` stay."""
+        ...
+
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         """One token for each row of logits [S, V], int64 [S]: see :mod:`bough.device.ops.sampling`.
 

@@ -15,15 +15,14 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import linear_parts
 from bough.device.ops.heads import Heads, Scoring
-from bough.device.ops.library import AttentionCall, LinearParts, PackedLinear, RopeCall, StackCall, StackLayer
+from bough.device.ops.library import AttentionCall, PackedLinear, RopeCall, StackCall, StackLayer
 from bough.device.ops.lora import LoraOp, Runs
+from bough.device.ops.parts import linear_parts, pairable, takeable
 
 Tensor = torch.Tensor
 
 MOST_HEAD_DIM = 512
-PANEL = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +35,7 @@ class StackedLayer:
         qkv, out, gate_up, down: the packed weights of its linear layers, whose outputs lie side by side.
         heads, scoring: of its attention.
         rotary: its table [n_positions, R].
+        adapted: what adapters add to the four linears; empty where the model takes none.
     """
 
     attention_norm: Tensor | None
@@ -50,7 +50,6 @@ class StackedLayer:
     scoring: Scoring
     rotary: Tensor
     adapted: Sequence[LoraOp] = ()
-    """What adapters add to the four linears; empty where the model takes none."""
 
     @property
     def linears(self) -> tuple[Sequence[PackedLinear], ...]:
@@ -119,7 +118,7 @@ class LayerStack:
         attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, None, shape.eps, shape.residual_scale, 0,
+            shape.hidden_size, shape.intermediate_size, None, None, None, shape.eps, shape.residual_scale, 0,
             final_norm.dtype != dtype, shape.gelu,
         )  # fmt: skip
 
@@ -148,6 +147,9 @@ class LayerStack:
         attention.rows, attention.q_start = batch.rows.data_ptr(), batch.q_start.data_ptr()
         attention.seq_len, attention.n_rows = batch.seq_len.data_ptr(), len(batch.rows)
         attention.threads = threads
+        call.window_table = call.window_loc = None
+        if batch.window is not None:
+            call.window_table, call.window_loc = (tensor.data_ptr() for tensor in batch.window)
         groups = batch.groups
         attention.n_groups = len(groups.tokens) if groups else 0
         if groups:
@@ -177,9 +179,8 @@ def stackable(layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackSh
         and heads.dim <= MOST_HEAD_DIM
         and len({_common(layer) for layer in layers}) == 1
         and all(norm is None or norm.dtype == final_norm.dtype for layer in layers for norm in layer.norms)
-        and all(1 <= len(parts) <= LinearParts.MOST for layer in layers for parts in layer.linears)
-        # Gates and values are paired by panels, so in one weight the values have to begin with one.
-        and all(len(layer.gate_up) == 2 or shape.intermediate_size % PANEL == 0 for layer in layers)
+        and all(takeable(parts) for layer in layers for parts in layer.linears)
+        and all(pairable(layer.gate_up, shape.intermediate_size) for layer in layers)
     )
 
 

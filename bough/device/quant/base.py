@@ -41,6 +41,19 @@ class Parameter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A :class:`Parameter` that is in memory, in the model's dtype."""
+
+    weight: Tensor
+
+    def dense(self) -> Tensor:
+        return self.weight
+
+    def blocks(self) -> None:
+        return None
+
+
 class LinearMethod(Protocol):
     """Owns the weight of one linear layer, in whatever form multiplies fastest.
 

@@ -9,6 +9,7 @@ from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.errors import BackendError
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import get_chat_template
+from bough.lang.waiting import close_with, default_loop
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -24,6 +25,11 @@ class Anthropic(AsyncBackend):
         self.model_name = model_name
         self.chat_template = get_chat_template("claude")
         self.client: Any = anthropic.AsyncAnthropic(*args, **kwargs)
+        self._finalizer = close_with(self, self.client.close, default_loop())
+
+    def shutdown(self) -> None:
+        """Close the connections; there are no calls after this."""
+        self._finalizer()
 
     def get_model_name(self) -> str:
         return self.model_name

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bough.lang import template_table as template_table  # registers the named templates
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
+from bough.lang.errors import Unsupported
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template
 from bough.lang.waiting import default_loop, wait_for
@@ -38,6 +40,9 @@ async def in_thread(work: Callable[[], T]) -> T:
 class BaseBackend:
     """A backend whose methods block; subclass it to write one. Each call runs on a thread.
 
+    Nothing has to be overridden: what a backend does not do fails when a program asks for it, with
+    :class:`bough.lang.errors.Unsupported`.
+
     Backends of this package derive from :class:`AsyncBackend` instead, and block nobody.
 
     Attributes:
@@ -56,7 +61,8 @@ class BaseBackend:
         self.chat_template: ChatTemplate = get_chat_template("default")
 
     def get_model_name(self) -> str:
-        raise NotImplementedError()
+        """Name of the model; empty where it has none."""
+        return ""
 
     def get_chat_template(self) -> ChatTemplate:
         return self.chat_template
@@ -84,11 +90,11 @@ class BaseBackend:
 
     def generate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         """(text, or a list of ``n`` texts; meta information)."""
-        raise NotImplementedError()
+        raise Unsupported(f"{type(self).__name__} does not generate")
 
     def generate_stream(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Iterator[tuple[str, Any]]:
         """(new text, meta information) until the generation is over."""
-        raise NotImplementedError()
+        raise Unsupported(f"{type(self).__name__} does not stream")
 
     def select(
         self,
@@ -97,10 +103,10 @@ class BaseBackend:
         temperature: float,
         choices_method: ChoicesSamplingMethod | None = None,
     ) -> ChoicesDecision:
-        raise NotImplementedError()
+        raise Unsupported(f"{type(self).__name__} does not select")
 
     def concatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        raise NotImplementedError()
+        raise Unsupported(f"{type(self).__name__} does not join caches")
 
     def shutdown(self) -> None: ...
 
@@ -130,7 +136,7 @@ class BaseBackend:
         await in_thread(lambda: self.concatenate_and_append(src_rids, dst_rid))
 
 
-class AsyncBackend(BaseBackend):
+class AsyncBackend(BaseBackend, ABC):
     """A backend of coroutines. The blocking methods wait for them."""
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
@@ -162,16 +168,16 @@ class AsyncBackend(BaseBackend):
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         self._wait(self.acommit_lazy_operations(s))
 
-    async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        raise NotImplementedError(f"{type(self).__name__} does not generate")
+    @abstractmethod
+    async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated: ...
 
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        raise NotImplementedError(f"{type(self).__name__} does not select")
+        raise Unsupported(f"{type(self).__name__} does not select")
 
     async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
         return None
 
     async def aconcatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
-        raise NotImplementedError(f"{type(self).__name__} does not join caches")
+        raise Unsupported(f"{type(self).__name__} does not join caches")

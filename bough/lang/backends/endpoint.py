@@ -59,6 +59,10 @@ class RuntimeEndpoint(AsyncBackend):
             own = self._wait(model_template(self._render)) if self.knows_programs else None
             self.chat_template = own or get_chat_template_by_model_path(self.model_info["model_path"])
 
+    def shutdown(self) -> None:
+        """Close the connections; not the server."""
+        self._wait(self._http.close())
+
     def request(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded answer of any route of the server. Raises BackendError for every status but 200."""
         return self._wait(self._http.request(method, path, body))
@@ -93,7 +97,7 @@ class RuntimeEndpoint(AsyncBackend):
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
         if self.knows_programs and not isinstance(s, list) and s.program.calls:
-            path = f"/v1/programs/{s.program.id}/" + ("abort" if s.program.cancelled else "end")
+            path = f"/v1/programs/{s.program.id}/" + ("cancel" if s.program.cancelled else "end")
             loop = default_loop()
             loop.call_soon_threadsafe(lambda: self._in_background(path))
 

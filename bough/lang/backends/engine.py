@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.params import SamplingParams
+from bough.base.program import Program
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.config import global_config
@@ -24,9 +24,6 @@ from bough.lang.templates import get_chat_template_by_model_path
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
 
-_PROGRAM: Any = (
-    importlib.import_module("bough.base.program").Program if importlib.util.find_spec("bough.base.program") else None
-)
 _BACKENDS: weakref.WeakKeyDictionary[Any, EngineBackend] = weakref.WeakKeyDictionary()
 
 
@@ -173,7 +170,7 @@ class EngineBackend(AsyncBackend):
                 yield chunk
 
     def _program(self, s: StreamExecutor) -> dict[str, Any]:
-        return {} if _PROGRAM is None else {"program": _PROGRAM(**s.envelope())}
+        return {"program": Program(**s.envelope())}
 
     def _meta(self, chunk: Any, params: SglSamplingParams, logprobs_seen: int) -> dict[str, Any]:
         """What /generate says beside the text; logprobs are those of this chunk."""

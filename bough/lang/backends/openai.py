@@ -11,9 +11,10 @@ import numpy as np
 
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
-from bough.lang.errors import BackendError
+from bough.lang.errors import BackendError, Unsupported
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
+from bough.lang.waiting import close_with, default_loop
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -72,6 +73,7 @@ class OpenAI(AsyncBackend):
         import openai
 
         self.client: Any = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
+        self._finalizer = close_with(self, self.client.close, default_loop())
         self.model_name = model_name
         self.chat_template = chat_template or get_chat_template_by_model_path(model_name)
         self.is_chat_model = model_name not in INSTRUCT_MODEL_NAMES if is_chat_model is None else is_chat_model
@@ -79,6 +81,10 @@ class OpenAI(AsyncBackend):
         self.token_usage = TokenUsage(0, 0)
         self._elsewhere = "api.openai.com" not in str(self.client.base_url) and not is_azure
         self._told: bool | None = None if self._elsewhere else False
+
+    def shutdown(self) -> None:
+        """Close the connections; there are no calls after this."""
+        self._finalizer()
 
     def get_model_name(self) -> str:
         return self.model_name
@@ -110,7 +116,7 @@ class OpenAI(AsyncBackend):
     ) -> ChoicesDecision:
         """``choices_method`` means nothing here: the model takes one token of the choices that are left at a time."""
         if self.is_chat_model:
-            raise NotImplementedError(
+            raise Unsupported(
                 "select/choices is not supported for chat models. "
                 "Please try to use a non-chat model such as gpt-3.5-turbo-instruct"
             )

@@ -67,7 +67,7 @@ class Runtime:
             command, stdout=subprocess.PIPE, stderr=errors, text=True
         )
         self.pid: int | None = self._process.pid
-        atexit.register(self.shutdown)
+        atexit.register(self._end)
         self.url = self._address(self._process, launch_timeout)
         self.generate_url = self.url + "/generate"
         self.endpoint = RuntimeEndpoint(self.url, api_key=kwargs.get("api_key"))
@@ -82,20 +82,20 @@ class Runtime:
                     return found.group(1)
         finally:
             timer.cancel()
-        self.shutdown()
+        self._end()
         raise RuntimeError("Initialization failed. Run `bough serve` with the same model to see why.")
 
     def shutdown(self) -> None:
-        """End the server. Idempotent."""
+        """Close the connections and end the server. Idempotent."""
+        if self._process is not None:
+            self.endpoint.shutdown()
+        self._end()
+
+    def _end(self) -> None:
         process, self._process, self.pid = self._process, None, None
         if process is not None:
-            atexit.unregister(self.shutdown)
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            atexit.unregister(self._end)
+            end_process(process)
             if process.stdout is not None:
                 process.stdout.close()
 
@@ -121,13 +121,15 @@ class Runtime:
         http = HttpClient(self.url, api_key=self.endpoint.api_key)
         seen = 0
         body = {"text": prompt, "sampling_params": sampling_params or {}, "stream": True}
-        async with aclosing(http.events("/generate", body)) as events:
-            async for event in events:
-                text = event["text"][seen:]
-                seen += len(text)
-                if text:
-                    yield text
-        http.close()
+        try:
+            async with aclosing(http.events("/generate", body)) as events:
+                async for event in events:
+                    text = event["text"][seen:]
+                    seen += len(text)
+                    if text:
+                        yield text
+        finally:
+            await http.close()
 
     add_request = async_generate
 
@@ -143,3 +145,13 @@ class Runtime:
 
     async def get_server_info(self) -> Any:
         return await self.endpoint.arequest("GET", "/server_info")
+
+
+def end_process(process: subprocess.Popen[str]) -> None:
+    """Ask a server to end, and see that it does."""
+    process.terminate()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -38,7 +38,10 @@ def chat_request(body: CountTokensRequest) -> ChatRequest:
         schema = {"name": "output", "schema": config.format.get("schema"), "strict": True}
         chat.response_format = {"type": config.format.get("type"), "json_schema": schema}
     if hints := list(_cache_hints(body)):
-        chat.prompt_cache_options = {"mode": "explicit", "breakpoints": len(hints), "ttl": hints[-1].get("ttl", "5m")}
+        chat.prompt_cache_options = {
+            "mode": "explicit", "breakpoints": len(hints), "ttl": hints[-1].get("ttl", "5m"),
+            "messages": _covered(body, len(messages)),
+        }  # fmt: skip
     if isinstance(body, MessagesRequest):
         _sampling(chat, body)
     return chat
@@ -156,6 +159,18 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name}}
     return "required" if choice.type == "any" else choice.type
+
+
+def _covered(body: CountTokensRequest, n_messages: int) -> int:
+    """How many of the chat's messages stand before the last breakpoint, at least in part."""
+    if body.cache_control is not None:
+        return n_messages
+    n = covered = 1 if body.system else 0
+    for i, turn in enumerate(body.messages):
+        n += len(list(_messages(turn, f"messages[{i}]")))
+        if isinstance(turn.content, list) and any(block.get("cache_control") for block in turn.content):
+            covered = n
+    return covered
 
 
 def _cache_hints(body: CountTokensRequest) -> Iterator[dict[str, Any]]:

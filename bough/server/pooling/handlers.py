@@ -11,7 +11,7 @@ from bough.server.errors import encode_json
 from bough.server.options import split_prompt
 from bough.server.pooling.schema import UNSUPPORTED_ENCODE, ClassifyRequest, EmbeddingsRequest, EncodeRequest
 from bough.server.pooling.vectors import Vectors, as_base64, probabilities, unit, vectors
-from bough.server.schema import Prompt, refuse_unsupported
+from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
 
 CLASSIFY = PoolingParams(kind="classify")
@@ -67,8 +67,7 @@ async def _native(
     """(vectors, whether a single text was given and not a list)."""
     if (text is None) == (input_ids is None):
         raise InvalidRequest("exactly one of text and input_ids must be given", param="text")
-    given: Prompt = text if text is not None else list(input_ids or ())  # type: ignore[assignment]  # of one kind each
-    prompts = split_prompt(given, call.service.limits)
+    prompts = split_prompt(text if text is not None else input_ids or [], call.service.limits)
     single = isinstance(text, str) or (input_ids is not None and isinstance(input_ids[0], int))
     param = "text" if text is not None else "input_ids"
     return await vectors(call, body, prompts, "embd-", pooling, param=param), single

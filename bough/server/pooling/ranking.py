@@ -19,9 +19,18 @@ from bough.engine.generation import GenerateOptions
 from bough.server.answers import Tally, check_finish
 from bough.server.errors import encode_json
 from bough.server.merge import run_prompts
-from bough.server.options import check_ids, encode_prompts, new_id, salt_of, sequence_rids, timeout_of
+from bough.server.options import check_ids, encode_prompts, most_tokens, new_id, salt_of, sequence_rids, timeout_of
 from bough.server.pooling.schema import Document, PoolingRequest, RerankRequest, ScoreRequest
-from bough.server.pooling.vectors import CachedTokens, Floats, PoolingUsage, Vectors, probabilities, unit, vectors
+from bough.server.pooling.vectors import (
+    CachedTokens,
+    Floats,
+    PoolingUsage,
+    Vectors,
+    longest,
+    probabilities,
+    unit,
+    vectors,
+)
 from bough.server.work import Call
 
 CLASSIFY = PoolingParams(kind="classify")
@@ -80,9 +89,9 @@ async def _pair_scores(
             "this model has several labels; only models with one, and embedding models, score pairs", param="model"
         )
     if labels:
-        firsts = await encode_prompts(call.engine, call.service, [*left], add_special=True, param="text_1")
-        seconds = await encode_prompts(call.engine, call.service, [*right], add_special=False, param="text_2")
-        pairs = [a.ids + b.ids for a, b in zip(firsts, seconds)]
+        most = longest(body, call.service.hello.model.context_length)
+        special = body.add_special_tokens is not False
+        pairs = [await call.engine.tokenize_pair(a, b, most, special) for a, b in zip(left, right)]
         found = await vectors(call, body, pairs, "score-", CLASSIFY, param="text_2")
         rows = found.rows if activation is False else probabilities(found.rows)
         return found, rows[:, 0].tolist()
@@ -134,7 +143,7 @@ async def _label_scores(call: Call, body: ScoreRequest) -> bytes:
         ))
         for i, ids in enumerate(prompts)
     ]  # fmt: skip
-    service.admit(call.flight, sequence_rids([options for _, options in work]))
+    service.admit(call.flight, sequence_rids([options for _, options in work]), most_tokens(service, work))
     tally, scores = Tally(), np.zeros((len(prompts), len(labels)), np.float32)
     async with aclosing(run_prompts(call.engine, service.metrics, work, call.started)) as pieces:
         async for i, chunk in pieces:

@@ -64,7 +64,7 @@ async def vectors(
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
-    service.admit(call.flight, names)
+    service.admit(call.flight, names, sum(map(len, ids)))
     options = GenerateOptions(
         namespace=Namespace(adapter=service.adapter(body.model, body.lora_path), salt=salt_of(None, body.cache_salt)),
         priority=body.priority or 0,
@@ -75,14 +75,20 @@ async def vectors(
     return Vectors(response_id, np.stack([e.vector for e in found]), found)
 
 
-def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> list[int]:
+def longest(body: PoolingRequest, context_length: int) -> int | None:
+    """To how many ids a text is cut; None where it stays whole. Raises InvalidRequest."""
     length = body.truncate_prompt_tokens
+    if length == -1:
+        return context_length
+    if length is not None and length < 1:
+        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
+    return length
+
+
+def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> list[int]:
+    length = longest(body, context_length)
     if length is None:
         return ids
-    if length == -1:
-        length = context_length
-    if length < 1:
-        raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
     return ids[-length:] if body.truncation_side == "left" else ids[:length]
 
 

@@ -128,7 +128,9 @@ class Sampler:
         best = self._ops.argmax(logits)
         tokens = best.clone()
         active = [feature for feature in self._features if feature.rows]
-        ruled = self._ruled(active, context)
+        ruled, masked = self._ruled(active, context)
+        if masked:
+            self._choose(logits, best, tokens, masked, context)
         if ruled:
             at = to_device(np.array(ruled), device)
             changed = self._apply(active, logits[at].float(), ruled, context)
@@ -152,18 +154,38 @@ class Sampler:
         chosen = tokens.tolist()
         return Sampled(chosen, self._logprobs.finish(sampling.reports, columns, chosen, failed), failed)
 
-    def _ruled(self, active: list[RowState], context: SampleContext) -> list[int]:
-        """The indices of rows whose logits a mask or one of the ``active`` features changes."""
-        if context.masks is None and not active:
-            return []
-        masked = set() if context.masks is None else set(context.masked.tolist())
-        return [i for i, row in enumerate(context.rows) if i in masked or any(row in f.rows for f in active)]
+    def _ruled(self, active: list[RowState], context: SampleContext) -> tuple[list[int], list[int]]:
+        """The indices of rows whose logits a mask or one of the ``active`` features changes; and those of greedy rows
+        with a mask and nothing else, for which no logits have to be written."""
+        ruled = [i for i, row in enumerate(context.rows) if any(row in f.rows for f in active)] if active else []
+        if context.masks is None:
+            return ruled, []
+        masked, others = context.masked.tolist(), set(ruled)
+        plain = [i for i in masked if i not in others and context.rows[i] not in self._draws]
+        return (ruled, plain) if len(plain) == len(masked) else (sorted({*ruled, *masked} - {*plain}), plain)
+
+    def _choose(self, logits: Tensor, best: Tensor, tokens: Tensor, masked: list[int], context: SampleContext) -> None:
+        """Replace ``tokens`` at the indices ``masked`` by the likeliest that the masks there allow."""
+        masks = context.masks
+        assert masks is not None
+        if len(masked) < len(context.masked):
+            masks = masks[to_device(np.searchsorted(context.masked, masked).astype(np.int64), logits.device)]
+        at = to_device(np.array(masked, np.int64), logits.device)
+        chosen = self._ops.masked_argmax(logits, masks, at)
+        if len(masked) == len(tokens):
+            tokens.copy_(chosen.where(best >= 0, -1))
+        else:
+            tokens[at] = chosen.where(best[at] >= 0, -1)
 
     def _apply(self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext) -> Tensor:
         """``changed``, the logits [N, V] float32 of the rows at the indices ``ruled``, after masks and features."""
         if context.masks is not None:
-            lines = np.searchsorted(ruled, context.masked)
-            self._ops.apply_bitmask(changed, context.masks, to_device(lines.astype(np.int64), changed.device))
+            mine = np.flatnonzero(np.isin(context.masked, ruled))
+            masks = context.masks
+            if len(mine) < len(context.masked):
+                masks = masks[to_device(mine, changed.device)]
+            lines = np.searchsorted(ruled, context.masked[mine])
+            self._ops.apply_bitmask(changed, masks, to_device(lines.astype(np.int64), changed.device))
         part = SampleContext([context.rows[i] for i in ruled], context.positions[ruled])
         for feature in active:
             feature.apply(changed, part)

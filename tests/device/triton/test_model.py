@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from bough.base.config import KVConfig
 from bough.base.params import SamplingParams
 from bough.base.plan import PositionLogprobs
+from bough.device.layers.dummy import DummyContext
+from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.graphs import CudaCapture, buckets
-from tests.driving import Driver, make_driver
+from tests.driving import Driver, device_parts, make_driver
 
 from .conftest import DEVICE
 
@@ -79,6 +82,36 @@ def test_a_model_through_triton_equals_the_reference(checkpoint: Path, kernels: 
             assert torch.allclose(torch.tensor(logprobs(a)), torch.tensor(logprobs(b)), atol=2e-4)
     if isinstance(how, Eager):
         assert how.replays == 4, "steps of decodes alone, of two and of three rows"
+
+
+MIXTRAL = {
+    "model_type": "mixtral", "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+    "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Nothing:
+    """The checkpoint of random weights."""
+
+    def names(self) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize(("quantize", "captured"), [("none", True), ("int8", False)])
+def test_steps_that_ask_the_device_are_not_captured(quantize: str, captured: bool) -> None:
+    ops, scheme, attention, dtype, device = device_parts("triton", torch.float32, quantize)
+    made: list[bool] = []
+
+    def capture(run: Callable[[], Any]) -> Callable[[], None]:
+        made.append(run().isfinite().all().item())
+        return lambda: None
+
+    context = DummyContext(Nothing(), ops, scheme, attention, dtype, device)
+    sizes = WorkerSizes(n_ids=64, context_length=32, n_rows=1)
+    build_worker(MIXTRAL, context, sizes, KVConfig(pool_tokens=64), lambda: 1 << 40, capture=capture)
+    assert made == ([True] if captured else [])
 
 
 def test_sizes_of_captured_steps() -> None:

@@ -101,6 +101,8 @@ def test_apply_bitmask(ops: Ops, vocab: int) -> None:
     logits, rows = torch.randn(5, vocab), torch.tensor([4, 0, 2])
     expected, mine = logits.clone(), logits.to(DEVICE)
     REFERENCE.apply_bitmask(expected, masks, rows)
+    chosen = ops.masked_argmax(mine, masks.to(DEVICE), rows.to(DEVICE)).cpu()
+    assert torch.equal(chosen, REFERENCE.argmax(expected)[rows])
     ops.apply_bitmask(mine, masks.to(DEVICE), rows.to(DEVICE))
     assert torch.equal(mine.cpu(), expected)
 

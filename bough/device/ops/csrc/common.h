@@ -203,7 +203,8 @@ struct StackLayer {
 
 // One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
 // result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have float weights if norm_wide;
-// what attention and feed-forward layer add is multiplied by residual_scale.
+// what attention and feed-forward layer add is multiplied by residual_scale. Layers that see a window have their cells at
+// window_table and window_loc, unless these are null.
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
@@ -216,6 +217,8 @@ struct StackCall {
     int64_t n_layers;
     int64_t hidden_size;
     int64_t intermediate_size;
+    const int32_t* window_table;
+    const int32_t* window_loc;
     const LoraRuns* lora;    // null where no token has an adapter; then the layers' tables are not read
     float eps;
     float residual_scale;
@@ -274,6 +277,8 @@ struct KernelTable {
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
     void (*apply_bitmask[2])(void* logits, const int32_t* masks, const int64_t* rows, int64_t n, int64_t vocab,
                              int threads);
+    void (*masked_argmax[2])(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* out, int64_t n,
+                             int64_t vocab, int threads);
     void (*sample[2])(const SampleCall& call);
     void (*logprobs[2])(const LogprobCall& call);
     void (*linear)(const float* x, const float* packed, const float* bias, float* out, int64_t rows, int64_t n_in,

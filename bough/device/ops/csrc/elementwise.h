@@ -241,7 +241,9 @@ void argmax(const void* logits_, int64_t* out, int64_t rows, int64_t vocab, int 
         }
         out[row] = -1;
         if (broken || top == -infinity) return;
-        for (int64_t j = 0; j < vocab; ++j)
+        int64_t first = 0;
+        while (first + WIDTH <= vocab && !any(load(x + first) == splat(top))) first += WIDTH;
+        for (int64_t j = first; j < vocab; ++j)
             if (widen(x[j]) == top) {
                 out[row] = j;
                 return;

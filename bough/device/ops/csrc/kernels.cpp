@@ -53,6 +53,7 @@ extern const KernelTable BOUGH_TABLE = {
     {paged_attention<float>, paged_attention<bf16>},
     {argmax<float>, argmax<bf16>},
     {apply_bitmask<float>, apply_bitmask<bf16>},
+    {masked_argmax<float>, masked_argmax<bf16>},
     {sample<float>, sample<bf16>},
     {logprobs<float>, logprobs<bf16>},
     linear,

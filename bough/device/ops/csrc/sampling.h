@@ -309,8 +309,58 @@ void apply_bitmask(void* logits, const int32_t* masks, const int64_t* rows, int6
             uint32_t allowed = (uint32_t)masks[m * words + w];
             if (allowed == 0xffffffffu) continue;
             int64_t first = w * 32, count = vocab - first < 32 ? vocab - first : 32;
+            if (sizeof(T) == 4 && count == 32) {
+                for (int j = 0; j < 32; j += WIDTH)
+                    store(x + first + j, select(lanes_of(allowed, j), load(x + first + j), splat(-__builtin_inff())));
+                continue;
+            }
             for (int64_t i = 0; i < count; ++i)
                 if (!(allowed >> i & 1)) store_one(x + first + i, -__builtin_inff());
+        }
+    });
+}
+
+// First index of the largest of the values that a row's mask allows; -1 where one of them is a NaN or +inf, or none is
+// more than -inf. Of what a mask forbids nothing is read but whole words beside what it allows.
+template <typename T>
+void masked_argmax(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* out, int64_t n,
+                   int64_t vocab, int threads) {
+    const int64_t words = (vocab + 31) / 32, whole = vocab / 32;
+    for_rows(n, vocab, threads, [=](int64_t m) {
+        const T* x = (const T*)logits + rows[m] * vocab;
+        const uint32_t* mask = (const uint32_t*)masks + m * words;
+        const float infinity = __builtin_inff();
+        vf best = splat(-infinity);
+        vi bad = vi{};
+        for (int64_t w = 0; w < whole; ++w) {
+            if (!mask[w]) continue;
+            for (int j = 0; j < 32; j += WIDTH) {
+                vf value = select(lanes_of(mask[w], j), load(x + w * 32 + j), splat(-infinity));
+                bad |= ~(value < splat(infinity));
+                best = vmax(value, best);
+            }
+        }
+        bool broken = any(bad);
+        float top = max_lane(best);
+        for (int64_t i = whole * 32; i < vocab; ++i) {
+            if (!(mask[whole] >> (i % 32) & 1)) continue;
+            float value = widen(x[i]);
+            broken |= !(value < infinity);
+            top = value > top ? value : top;
+        }
+        out[m] = -1;
+        if (broken || top == -infinity) return;
+        for (int64_t w = 0; w < words; ++w) {
+            if (!mask[w]) continue;
+            bool here = w == whole;
+            for (int j = 0; j < 32 && !here; j += WIDTH)
+                here = any(lanes_of(mask[w], j) & (load(x + w * 32 + j) == splat(top)));
+            if (!here) continue;
+            for (int64_t i = w * 32; i < vocab && i < w * 32 + 32; ++i)
+                if (mask[w] >> (i % 32) & 1 && widen(x[i]) == top) {
+                    out[m] = i;
+                    return;
+                }
         }
     });
 }

@@ -188,7 +188,10 @@ struct Stack {
         rope.rotary_dim = layer.rotary_dim;
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
+        const bool apart = layer.window && call.window_loc;
+        if (apart) rope.out_loc = call.window_loc;
         if (mine.index == 0) {
+            attention_call.page_table = apart ? call.window_table : call.attention.page_table;
             attention_call.k = layer.k;
             attention_call.v = layer.v;
             attention_call.k_scale = layer.k_scale;

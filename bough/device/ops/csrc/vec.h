@@ -128,6 +128,20 @@ INLINE vi lane_index() {
     return x;
 }
 
+// WIDTH bits of `word`, from `first` on, as a mask of lanes.
+INLINE vi lanes_of(uint32_t word, int first) { return ((vu{} + word) >> (vu)(lane_index() + first) & 1) != 0; }
+
+// Whether any lane of a mask is on.
+INLINE bool any(vi mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+    int found = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) found |= mask[lane];
+    return found;
+#endif
+}
+
 // Horizontal sum and maximum; the order of the sum is fixed: halves, quarters, and so on.
 INLINE float sum(vf x) {
     float lane[WIDTH];

@@ -80,6 +80,11 @@ class TritonOps:
         array = to_device(work.array, q.device)
         return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+        chosen = logits[rows]
+        self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
+        return self.argmax(chosen)
+
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_linear, weight.to(self._device), bias)
 

@@ -1,0 +1,55 @@
+"""MXFP4 (Open Compute Project 2023): 4-bit floats, 32 inputs of which share a power of two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from bough.device.ops.packed import ZERO, Kind, PackedWeight, pack_groups
+
+Tensor = torch.Tensor
+
+DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the value of each code: a sign, two bits of exponent, one of mantissa."""
+
+GROUP = 32
+"""Inputs that share an exponent."""
+
+
+@dataclass(frozen=True, slots=True)
+class MxFp4:
+    """A :class:`bough.device.quant.base.Parameter` [N, K] that is in memory.
+
+    Attributes:
+        codes: uint8 [N, G, 16], two codes per byte: input 2i of a group in the low half of byte i, 2i + 1 in the high.
+        exponents: uint8 [N, G], of two, plus 127.
+        dtype: of the model.
+    """
+
+    codes: Tensor
+    exponents: Tensor
+    dtype: torch.dtype
+
+    def _doubled(self) -> Tensor:
+        """int8 [N, G, 32]: twice the values, before they are scaled."""
+        both = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
+        return torch.tensor(DOUBLED, dtype=torch.int8, device=both.device)[both.int()]
+
+    def _scale(self) -> Tensor:
+        """float32 [N, G], for doubled values: the exponents are those of float32."""
+        return (self.exponents.int() << 23).view(torch.float32) / 2
+
+    def dense(self) -> Tensor:
+        """[N, K] in the model's dtype."""
+        return (self._doubled() * self._scale()[..., None]).flatten(1).to(self.dtype)
+
+    def blocks(self) -> PackedWeight | None:
+        """The same values as integers of 8 bits; None where a scale is no number of 16 bits."""
+        doubled = self._doubled()
+        # Of groups of zeros the exponent means nothing.
+        scale = self._scale() * doubled.any(-1)
+        if not torch.equal(scale.half().float(), scale):
+            return None
+        q = (doubled.int() + ZERO[Kind.Q8]).to(torch.uint8)
+        return pack_groups(Kind.Q8, q.flatten(1), scale.half(), group=GROUP)

@@ -1,0 +1,76 @@
+"""gpt-oss (OpenAI 2025): ``model_type`` gpt_oss.
+
+Every other layer sees a window; each head's softmax has one more score that belongs to no token (a sink); all layers
+have a mixture of experts with biases and a clamped activation. Checkpoints hold the experts of a layer stacked, as
+MXFP4 or dequantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from bough.base.errors import ConfigError
+from bough.device.layers.block import FeedForward
+from bough.device.layers.moe import Expert, Experts, Router, Routing, SparseMoE
+from bough.device.ops.experts import Clamp
+from bough.device.quant.base import Held, Parameter
+from bough.device.quant.mxfp4 import GROUP, MxFp4
+from bough.models.config import ConfigReader
+from bough.models.decoder import Decoder, DecoderConfig, layer_windows
+
+GATES, VALUES, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
+
+
+class GptOss(Decoder):
+    """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {"attention_bias": True, "head_dim": 64, "rope_theta": 150_000.0}
+
+    @classmethod
+    def read(cls, c: ConfigReader) -> DecoderConfig:
+        read = super().read(c)
+        return replace(
+            read,
+            norm=replace(read.norm, eps=c.number("rms_norm_eps", 1e-5), wide=True),
+            windows=layer_windows(c, lambda i: i % 2 == 0),
+            sinks=True,
+        )
+
+    def mlp(self, prefix: str, i: int) -> FeedForward:
+        context, reader, (hidden, inner) = self.context, self.config, (self.c.hidden_size, self.c.intermediate_size)
+        n_experts = reader.size("num_local_experts")
+        routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 4), scores="chosen")
+        router = Router(context, f"{prefix}.router", hidden, routing, bias=True)
+        at = f"{prefix}.experts"
+        gate_up = self._stacked(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
+        gate_up_bias = context.parameter(f"{at}.gate_up_proj_bias", (n_experts, 2 * inner))
+        down = self._stacked(f"{at}.down_proj", (n_experts, inner, hidden))
+        down_bias = context.parameter(f"{at}.down_proj_bias", (n_experts, hidden))
+        # Outputs of the first product alternate: a gate, a value.
+        experts = [
+            Expert(
+                context.linear_of([gate_up(e, GATES), gate_up(e, VALUES)], torch.cat((bias[GATES], bias[VALUES]))),
+                context.linear_of([down(e, ALL)], down_bias[e]),
+            )
+            for e, bias in enumerate(gate_up_bias)
+        ]
+        clamp = Clamp(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0))
+        return SparseMoE(router, Experts(context, experts, hidden, inner, clamp))
+
+    def _stacked(self, name: str, shape: tuple[int, int, int]) -> Callable[[int, slice], Parameter]:
+        """(expert, outputs) -> the weight [out, in] of these outputs, of ``name`` with ``shape`` [E, in, out]."""
+        context, (n_experts, n_in, n_out) = self.context, shape
+        if not context.has(f"{name}_blocks"):
+            whole = context.parameter(name, shape)
+            return lambda e, outputs: Held(whole[e, :, outputs].T.contiguous())
+        groups = n_experts, n_out, -(-n_in // GROUP)
+        codes = context.parameter(f"{name}_blocks", (*groups, GROUP // 2))
+        exponents = context.parameter(f"{name}_scales", groups)
+        if {codes.dtype, exponents.dtype} != {torch.uint8} or n_in % GROUP:
+            raise ConfigError(f"{name} is not MXFP4 with groups of {GROUP} inputs")
+        context.n_parameters += n_experts * n_in * n_out - codes.numel() - exponents.numel()
+        return lambda e, outputs: MxFp4(codes[e, outputs], exponents[e, outputs], context.dtype)
