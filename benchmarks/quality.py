@@ -24,7 +24,7 @@ from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.text import load_text
-from bough.models.llama import Llama
+from bough.models.registry import model_class
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import Checkpoint, open_checkpoint
 from bough.worker.kv_pool import KVPool
@@ -44,7 +44,8 @@ class Reader:
         self._attention = PagedAttention(ops)
         scheme = resolve_scheme(quantize, ops, dtype)
         context = LayerContext(checkpoint, ops, scheme, self._attention, dtype, device)
-        self._model = Llama(checkpoint.config, context, n_ids, WINDOW + 1)
+        make = model_class(checkpoint.config["model_type"])
+        self._model = make(checkpoint.config, context, n_ids, WINDOW + 1)
         self._pool = KVPool(self._model.kv_shape, WINDOW, device)
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:

@@ -45,8 +45,9 @@ KNOWN = frozenset(("sliding_window", "softcap", "s_aux", "position_ids", "cache_
 class PooledAttention:
     """What transformers' attention layers write to and read from, while one forward runs."""
 
-    def __init__(self, backend: AttentionBackend) -> None:
+    def __init__(self, backend: AttentionBackend, specs: Sequence[CacheSpec]) -> None:
         self.backend = backend
+        self._specs = specs
         self.k: Sequence[Cells] = ()
         self.v: Sequence[Cells] = ()
 
@@ -55,8 +56,9 @@ class PooledAttention:
         heads = Heads(q.shape[1], k.shape[1], q.shape[3])
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (q, k, v)], dim=1)
         no_rotation = torch.zeros(1, 0, device=q.device).expand(self.backend.batch.page_table.shape[1], 0)
-        written = self.backend.write(qkv, no_rotation, self.k[layer], self.v[layer], heads)
-        return self.backend.forward(written, self.k[layer], self.v[layer], scoring)[None]
+        window = self._specs[layer].window
+        written = self.backend.write(qkv, no_rotation, self.k[layer], self.v[layer], heads, window)
+        return self.backend.forward(written, self.k[layer], self.v[layer], replace(scoring, window=window))[None]
 
 
 def attend(
@@ -97,10 +99,11 @@ class TransformersModel:
         self._base = self._model.base_model
         self._n_positions = n_positions
         self._attending = [module for module in self._base.modules() if hasattr(module, "layer_idx")]
-        self._pooled = PooledAttention(context.attention)
         text = self._model.config.get_text_config()
         self.vocab_size = min(n_ids, int(text.vocab_size))
-        self.kv_shape = KVShape(self._caches(text, context.device), context.dtype)
+        specs = self._caches(text, context.device)
+        self.kv_shape = KVShape(specs, context.dtype)
+        self._pooled = PooledAttention(context.attention, specs)
         self._use(self._pooled)
         # What is left of the model makes logits of hidden states, with the scales and bounds that are its own.
         self._hidden = _Given()

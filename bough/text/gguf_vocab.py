@@ -23,6 +23,10 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BEGINS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
 _WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
 
+_EXTRA_SPACES = r"^ +|(?<= ) +| +$"
+_NEVER = -1e6
+"""Score of pieces that are never chosen for a text."""
+
 _END_OF_TURN = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
 )  # fmt: skip
@@ -102,15 +106,9 @@ def _build_spm(data: Mapping[str, Any], tokens: list[str], types: list[int], kin
     return tokenizer
 
 
-_EXTRA_SPACES = r"^ +|(?<= ) +| +$"
-
-
 def _free_scores(types: list[int], scores: list[float]) -> list[float]:
     """Scores with which only ordinary pieces, and what a user defined, are ever chosen."""
     return [score if kind in (_NORMAL, _USER) else _NEVER for kind, score in zip(types, scores, strict=True)]
-
-
-_NEVER = -1e6
 
 
 def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]) -> list[tuple[str, str]]:

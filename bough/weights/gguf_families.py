@@ -116,7 +116,7 @@ def _gemma3(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]
     return {
         **_layer_types(meta, 6),
         "query_pre_attn_scalar": _query_scale(meta, 62),
-        "final_logit_softcapping": meta.number("{}.final_logit_softcapping", 0.0),
+        "final_logit_softcapping": meta.number("{}.final_logit_softcapping", 0.0) or None,
         "rope_theta": meta.number("{}.rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": meta.number("{}.rope.freq_base_swa", 10000.0),
     }

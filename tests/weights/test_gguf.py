@@ -105,6 +105,14 @@ def test_rope_scaling(write_gguf: Write, tmp_path: Path) -> None:
         (lambda w: w.add_key_length(0), "key_length is not one positive integer"),
         (lambda w: w.add_value_length(16), "different sizes"),
         (lambda w: w.add_uint16("split.count", 3), "llama-gguf-split --merge"),
+        (lambda w: w.add_array("llama.expert_count", [0, 0, 1]), "expert_count is not one positive integer"),
+        (
+            lambda w: (
+                w.add_array("llama.rope.scaling.factor", [1.0, 2.0])
+                or w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            ),
+            "scaling.factor is not a positive number",
+        ),
         (lambda w: w.add_eot_token_id(64), "not the id of a token"),
         (lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE), "'longrope' is not supported"),
     ],

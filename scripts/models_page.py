@@ -1,0 +1,124 @@
+"""Prints docs/models.md from the registry, or with --measure first compares every architecture with transformers.
+
+    python scripts/models_page.py [--measure] > docs/models.md
+
+Measuring needs the tests' tiny checkpoints and takes a few minutes; its figures are kept in
+benchmarks/results/parity.json, and the page is made of those.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bough.device.quant.blocks import PACKERS
+from bough.models.decoder import Decoder
+from bough.models.registry import MODELS
+from bough.weights.formats import FORMATS
+from bough.weights.gguf_families import FAMILIES, MIXTRAL
+from bough.weights.quantized import METHODS
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "benchmarks" / "results" / "parity.json"
+
+INTRODUCTION = """# Models
+
+An architecture is one file in `bough/models`, named like the `model_type` of its Hugging Face config. Each of them
+is compared with `transformers` on random checkpoints (`tests/models/test_parity.py`): logits in float32 within 1e-4
+of the largest for prompts in one piece and in chunks, single steps, rows of different lengths side by side, pages
+of 1 and of 16 tokens, after a hit in the tree, and after a retraction; 64 greedy tokens.
+`tests/models/test_gguf.py` does it with GGUF files. The columns "float32" and "bfloat16" are the largest distance
+of a row of log-probabilities from those of `transformers` in float32, as a share of the row, over 40 tokens of such
+a model with kernels for this machine. Weights of random models are large, and of random experts that score nearly
+alike a rounding chooses: real weights are nearer.
+
+Whatever generates has the tree, chunked prompts, structured generation, adapters ([LoRA](adapters.md)) and [weights
+in fewer bits](quantization.md). Where all layers run as one call, a step has no overhead between them.
+"""
+
+FALLBACK = """## Others
+
+Any other causal language model that `transformers` can build runs through it, with attention and KV of this engine:
+`pip install 'bough[transformers]'`, and the log says that it is slower. That asks for layers whose attention goes
+through transformers' attention interface, with full or sliding windows, and for parameters that its checkpoints
+name as its modules do; whatever else there is is refused with the reason. There are no adapters for such models,
+and code from model folders is never run. `tests/models/test_fallback.py` compares starcoder2, olmo3 and cohere with
+`transformers`. [Add your model](add_your_model.md) makes it fast.
+"""
+
+FORMATS_TEXT = """## Weights
+
+- **safetensors**: one file, shards with an index. `.bin` and `.pt` files are refused, with how to convert them.
+- **GGUF**: the architectures with a name in the column "GGUF", every block type of the format but NVFP4. Kept in
+  their blocks, with the very values: {kept}. Decoded to the dtype of the model, which a line of the log says:
+  {decoded}.
+- **Quantised folders** (`quantization_config`): {methods}. AWQ and GPTQ with 4 bits, GPTQ with 8 (also with inputs
+  in the order of their importance), compressed-tensors with 4 and 8 bits, with zeros or without, and with 8-bit
+  floats, FP8 with scales of weights, outputs and blocks, bitsandbytes with 8 bits, nf4 and fp4. Integers are
+  multiplied as they are where groups of inputs are in order; all else is decoded.
+
+## Tokenizers
+
+`tokenizer.json`; without one sentencepiece's `.model` (unigram and bpe) and tiktoken's files (`cl100k_base`,
+`o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama and t5. Ids equal those of
+the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`). Chat templates come from
+`tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
+"""
+
+
+def page(figures: dict[str, Any]) -> str:
+    gguf = {}
+    for name, family in [*FAMILIES.items(), ("llama", MIXTRAL)]:
+        gguf[family.model_type] = name
+    lines = ["| model_type | architecture | GGUF | one call | float32 | bfloat16 |", "|---|---|---|---|--:|--:|"]
+    for name in MODELS.names():
+        model: Any = MODELS.get(name)
+        told = (sys.modules[model.__module__].__doc__ or "").split("\n", 1)[0].split(":")[0].rstrip(".")
+        found = figures.get(name, {})
+        distances = [f"{found[key]:.1e}" if key in found else "" for key in ("float32", "bfloat16")]
+        kind = "" if issubclass(model, Decoder) else " (embeds)"
+        cells = [f"`{name}`", told + kind, gguf.get(name, ""), "yes" if found.get("one_call") else "", *distances]
+        lines.append(f"| {' | '.join(cells)} |")
+    kept = list(PACKERS)
+    decoded = [f.name for f in FORMATS.values() if f.name not in PACKERS and f.values > 1]
+    formats = FORMATS_TEXT.format(kept=", ".join(kept), decoded=", ".join(decoded), methods=", ".join(METHODS))
+    return "\n".join([INTRODUCTION, *lines, "", FALLBACK, formats]).rstrip()
+
+
+def measure() -> dict[str, Any]:
+    """Distances of every case that generates, the largest of an architecture's."""
+    import torch
+
+    sys.path.insert(0, str(ROOT))
+    from tests.driving import make_driver
+    from tests.models.parity import CASES, WHOLE, distance, ids_of, make_checkpoint
+
+    found: dict[str, Any] = {}
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            model = make_checkpoint(case, Path(folder))
+            row = found.setdefault(case.model_type, {"float32": 0.0, "bfloat16": 0.0, "one_call": False})
+            for dtype in ("float32", "bfloat16"):
+                driver = make_driver(Path(folder), kernels="auto", dtype=getattr(torch, dtype))
+                seq = driver.add(0, ids_of(2, 40), WHOLE)
+                driver.run([seq], 3)
+                row[dtype] = max(row[dtype], distance(seq, model))
+                served: Any = driver.worker._runner._model
+                row["one_call"] |= getattr(served, "_stack", None) is not None
+        print(name, row, file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> None:
+    logging.disable()
+    if "--measure" in sys.argv[1:]:
+        FIGURES.write_text(json.dumps(measure(), indent=1) + "\n")
+    print(page(json.loads(FIGURES.read_text())))
+
+
+if __name__ == "__main__":
+    main()
