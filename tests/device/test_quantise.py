@@ -87,7 +87,7 @@ def q8_blocks(given: Tensor) -> Blocks:
 def test_every_scheme_computes_the_layer(ops: Ops, quantize: Quantize, dtype: torch.dtype) -> None:
     scheme = resolve_scheme(quantize, ops, dtype)
     a, b, bias = weight(48, 64, dtype), weight(20, 64, dtype), torch.randn(68).to(dtype)
-    parameters = [Given(a, q8_blocks(a)), Given(b, Blocks("Q5_0", torch.zeros(20, 44, dtype=torch.uint8), 64))]
+    parameters = [Given(a, q8_blocks(a)), Given(b, Blocks("Q5_1", torch.zeros(20, 48, dtype=torch.uint8), 64))]
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = torch.nn.functional.linear(x.double(), torch.cat((a, b)).double(), bias.double())
     found = scheme.linear(parameters, bias).apply(x)

@@ -13,7 +13,6 @@ import openai
 import pytest
 
 from bough.bench.schemas import BFCL_FILES, plain_schema
-from bough.weights.embedded import BYTES, FILE, PACKAGE, VERSION, cache_folder
 
 from .serving import ROOT, running
 
@@ -39,12 +38,10 @@ def tools_of(question: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("default_model")
 def test_required_calls_keep_to_their_schemas() -> None:
     if not QUESTIONS.exists():
         pytest.skip(f"the questions are not at {QUESTIONS}")
-    path = cache_folder() / f"{PACKAGE}-{VERSION}" / FILE
-    if not (path.is_file() and path.stat().st_size == BYTES):
-        pytest.skip("the default model is not on this machine; `bough generate hello` fetches it")
     asked = questions()
     assert len(asked) == EACH * len(BFCL_FILES)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pydantic
 import pytest
-
-from bough.weights.embedded import BYTES, FILE, PACKAGE, VERSION, cache_folder
 
 from .serving import Server, running
 
@@ -16,10 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def default() -> Iterator[Server]:
-    path = cache_folder() / f"{PACKAGE}-{VERSION}" / FILE
-    if not (path.is_file() and path.stat().st_size == BYTES):
-        pytest.skip("the default model is not on this machine; `bough generate hello` fetches it")
+def default(default_model: Path) -> Iterator[Server]:
     with running("--pool-tokens", "8192") as server:
         yield server
 

@@ -153,7 +153,7 @@ def test_cache_hints_travel_with_the_chat() -> None:
     hint = {"type": "ephemeral", "ttl": "1h"}
     body = {"messages": ASK, "system": [{"type": "text", "text": "x", "cache_control": hint}]}
     chat = chat_request(msgspec.convert(body, CountTokensRequest))
-    assert chat.prompt_cache_options == {"mode": "explicit", "breakpoints": 1, "ttl": "1h"}
+    assert chat.prompt_cache_options == {"mode": "explicit", "breakpoints": 1, "ttl": "1h", "messages": 1}
 
 
 def test_prefilled_answer(server: Running, client: anthropic.Anthropic) -> None:

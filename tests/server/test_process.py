@@ -84,7 +84,7 @@ class Echo:
                 del self.running[rid]
 
     def stats(self) -> Stats:
-        counts = dict.fromkeys(Stats.__struct_fields__, 0)
+        counts = {field.name: 0 for field in msgspec.structs.fields(Stats) if field.type is int}
         lists: dict[str, list[float]] = {"step_seconds": [], "device_seconds": [], "step_tokens": []}
         return msgspec.convert({"type": "stats", **counts, "steps": self.steps, **lists}, Stats)
 

@@ -333,8 +333,8 @@ POOL = (
         "the row's next owner read through the last owner's table",
         KVManager,
         "admit",
-        "self.table.locs[row, :cached_len] = locs = handle.locs()",
-        "locs = handle.locs()",
+        "self.table.locs[row, :cached_len] = handle.locs()",
+        "pass",
     ),
     _bug(
         "page_opens_at_wrong_place",
