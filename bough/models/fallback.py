@@ -54,8 +54,11 @@ class PooledAttention:
         """q [1, H, T, D_h], k and v [1, KH, T, D_h], rotated already -> [1, T, H, D_h]."""
         heads = Heads(q.shape[1], k.shape[1], q.shape[3])
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (q, k, v)], dim=1)
-        no_rotation = torch.zeros(1, 0, device=q.device).expand(self.backend.batch.page_table.shape[1], 0)
-        written = self.backend.write(qkv, no_rotation, self.k[layer], self.v[layer], heads)
+        n_positions = self.backend.batch.page_table.shape[1]
+        if scoring.window >= n_positions:  # no window, as the layer's CacheSpec says
+            scoring = replace(scoring, window=0)
+        no_rotation = torch.zeros(1, 0, device=q.device).expand(n_positions, 0)
+        written = self.backend.write(qkv, no_rotation, self.k[layer], self.v[layer], heads, scoring.window)
         return self.backend.forward(written, self.k[layer], self.v[layer], scoring)[None]
 
 
