@@ -47,7 +47,12 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("gemma3_text", "float32"), ("gemma3_text", "bfloat16"), ("mistral-window", "float32"), ("olmo3", "float32")],
+    [
+        ("gemma3_text", "float32"),
+        ("gemma3_text", "bfloat16"),
+        pytest.param("mistral-window", "float32", marks=pytest.mark.slow),
+        pytest.param("olmo3", "float32", marks=pytest.mark.slow),
+    ],
 )
 def test_a_pool_of_their_own_changes_no_bit(name: str, numbers: str, make: Make) -> None:
     requests = workload()
