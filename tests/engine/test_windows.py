@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.test_equivalence import NUMBERS, engine, run, workload
 from tests.models.parity import CASES, make_checkpoint
+from tests.models.test_fallback import CASES as FALLBACK
 
 Make = Callable[[str], Path]
 
@@ -27,7 +28,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Make:
     def made(name: str) -> Path:
         if name not in known:
             known[name] = folder = tmp_path_factory.mktemp(name)
-            case = CASES[name]
+            case = {**CASES, **FALLBACK}[name]
             make_checkpoint(replace(case, options={**case.options, "vocab_size": 288}), folder)
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 shutil.copy(tiny_model / file, folder)
@@ -44,8 +45,15 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("numbers", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["gemma3_text", "mistral-window"])
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("gemma3_text", "float32"),
+        ("gemma3_text", "bfloat16"),
+        pytest.param("mistral-window", "float32", marks=pytest.mark.slow),
+        pytest.param("olmo3", "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_a_pool_of_their_own_changes_no_bit(name: str, numbers: str, make: Make) -> None:
     requests = workload()
     core = engine(make(name), {"cache": "none"}, ONE_POOL, NUMBERS[numbers])
@@ -57,7 +65,11 @@ def test_a_pool_of_their_own_changes_no_bit(name: str, numbers: str, make: Make)
         window = next(kind for kind in core.hello.cache if kind.kind == "window")
         assert window.tokens < core.hello.pool_tokens
         for _ in range(2):  # cold, then with what is cached
-            assert run(core, requests, together=True)[0] == expected, label
+            found, _ = run(core, requests, together=True)
+            if name in FALLBACK:  # whose products depend on the batch in the last bit
+                assert [a.tokens for a in found.values()] == [a.tokens for a in expected.values()], label
+            else:
+                assert found == expected, label
         stats = core.scheduler.stats()
         assert stats.window_tokens == window.tokens == stats.free_window_tokens + stats.idle_window_tokens
         assert (stats.cached_tokens > 0) == (kv.get("cache") != "none")
