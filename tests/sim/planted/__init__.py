@@ -1,0 +1,13 @@
+"""Bugs that are put in on purpose: the tests are tested (:mod:`tests.sim.planted.mechanism`)."""
+
+from __future__ import annotations
+
+from .cache import CACHE, POOL, SHARING, WINDOWS
+from .grammar import GRAMMAR
+from .mechanism import Bug as Bug
+from .mechanism import planted as planted
+from .programs import PROGRAMS
+from .scheduling import FAULTS, LATE, LIFE, ORDER
+
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + WINDOWS
+BY_NAME = {bug.name: bug for bug in BUGS}
