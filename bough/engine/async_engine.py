@@ -102,7 +102,8 @@ class AsyncEngine:
     async def close(self) -> None:
         """End every stream; an engine in this process stops, one in another goes on."""
         await self.client.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        # Waits for the text that each is at, so that nothing of the engine outlives it.
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of ``text``, in which the texts of special tokens act. Raises InvalidRequest for bad Unicode."""

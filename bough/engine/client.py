@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from bough.base.errors import EngineError, InvalidRequest, Overloaded, Unavailable
+from bough.base.errors import DeadlineExceeded, EngineError, InvalidRequest, Overloaded, Unavailable
 from bough.base.messages import (
     PROTOCOL,
     Abort,
@@ -80,6 +80,13 @@ def _ignore(stats: Stats) -> None:
     """Nobody follows the heartbeats."""
 
 
+LATE_SECONDS = 2.0
+"""After its timeout, for which a request waits for the engine to end it between two steps."""
+CONTROL_SECONDS = 60.0
+"""For which a command waits."""
+NO_END = "the request ran past its timeout, and the engine did not end it"
+
+
 class StreamClient:
     """The part of a client above its transport: streams, commands, heartbeats.
 
@@ -94,6 +101,7 @@ class StreamClient:
         self.on_stats: Callable[[Stats], None] = _ignore
         self._stats_at = -math.inf
         self._streams: dict[str, tuple[OutputStream, str]] = {}  # by wire id, with the rid
+        self._overdue: dict[str, asyncio.TimerHandle] = {}  # by wire id, of requests with a timeout
         self._wire_ids: dict[str, str] = {}  # by rid
         self._wire_prefix = secrets.token_hex(16)
         self._numbers = itertools.count()
@@ -128,6 +136,9 @@ class StreamClient:
             wire_id = f"{self._wire_prefix}-{next(self._numbers)}"
             self._wire_ids[request.rid] = wire_id
             self._streams[wire_id] = stream, request.rid
+            if request.timeout is not None:
+                loop = asyncio.get_running_loop()
+                self._overdue[wire_id] = loop.call_later(request.timeout + LATE_SECONDS, self._end_overdue, wire_id)
             if not self._post(msgspec.structs.replace(request, rid=wire_id)):
                 self._leave(list(stream.unfinished))
                 raise Unavailable("the engine cannot be reached")
@@ -147,7 +158,10 @@ class StreamClient:
         try:
             if not self._post(command):
                 raise Unavailable("the engine cannot be reached")
-            return await reply
+            async with asyncio.timeout(CONTROL_SECONDS):
+                return await reply
+        except TimeoutError:
+            raise Unavailable("the engine does not answer") from None
         finally:
             del self._controls[command.id]
 
@@ -160,6 +174,15 @@ class StreamClient:
     def _forget(self, rid: str) -> None:
         if (wire_id := self._wire_ids.pop(rid, None)) is not None:
             del self._streams[wire_id]
+            if (timer := self._overdue.pop(wire_id, None)) is not None:
+                timer.cancel()
+
+    def _end_overdue(self, wire_id: str) -> None:
+        """The engine, whose task it is to end requests that run past their timeouts, does not."""
+        stream, rid = self._streams[wire_id]
+        finish = Finish("timeout", message=NO_END, status=DeadlineExceeded.status)
+        stream.feed(stream.terminal(rid, finish), time.monotonic())
+        self._leave([rid])
 
     def _dispatch(self, message: FromEngine) -> None:
         if isinstance(message, Outputs):
@@ -218,8 +241,8 @@ class StreamClient:
         now = time.monotonic()
         finish = Finish("error", message=message, status=Unavailable.status)
         streams = list(self._streams.values())
-        self._streams.clear()
-        self._wire_ids.clear()
+        for rid in [*self._wire_ids]:
+            self._forget(rid)
         for stream, rid in streams:
             stream.feed(stream.terminal(rid, finish), now)
         for reply in self._controls.values():

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import Any, TypeVar, cast, overload
 
 import msgspec
+import numpy as np
 from tqdm import tqdm
 
 from bough.base.config import Config
-from bough.base.errors import BoughError, Overloaded
+from bough.base.errors import BoughError, EngineError, InvalidRequest, Overloaded
 from bough.base.messages import Finish, Hello
 from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.engine.answer_type import as_constraint
@@ -199,6 +200,9 @@ class Engine:
                 return [Generation(i, "", [], 0, 0, finish) for i in range(options.n)]
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop.is_closed():
+            work.close()
+            raise EngineError("the engine is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -246,6 +250,19 @@ def options_of(params: SamplingParams | GenerateOptions | None, sampling: Mappin
     fields = {name: value for name, value in sampling.items() if name not in own}
     if (wanted := changed.get("constraint")) is not None:
         changed["constraint"] = as_constraint(wanted)
-    if isinstance(stop := fields.get("stop"), str):
-        fields["stop"] = (stop,)
-    return dataclasses.replace(options, params=msgspec.structs.replace(options.params, **fields), **changed)
+    for name in ("stop", "stop_regex"):
+        if isinstance(text := fields.get(name), str):
+            fields[name] = (text,)
+    params = msgspec.structs.replace(options.params, **fields)
+    try:
+        params = msgspec.convert(msgspec.to_builtins(params, enc_hook=_plain), SamplingParams)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequest(f"sampling parameters: {error}") from None
+    return dataclasses.replace(options, params=params, **changed)
+
+
+def _plain(value: object) -> object:
+    """What stands for one of numpy's numbers."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{value!r} is no sampling parameter")

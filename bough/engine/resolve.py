@@ -26,6 +26,8 @@ class Defaults(NamedTuple):
     memory_share: float
 
 
+MOST_THREADS = 1024
+
 DEFAULTS = {"cpu": Defaults(64, 128, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
@@ -50,7 +52,9 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
     if not schedule.max_wait >= 0:
         raise ConfigError(f"the longest wait must not be negative, but is {schedule.max_wait:g}", param="max_wait")
     _at_least_one("context_length", config.model.context_length)
-    _at_least_one("threads", config.device.threads)
+    threads = _at_least_one("threads", config.device.threads)
+    if threads is not None and threads > MOST_THREADS:
+        raise ConfigError(f"threads must be at most {MOST_THREADS}, not {threads}", param="threads")
     _at_least_one("max_loras", config.lora.max_loras)
     if config.lora.lora_dir is not None and not Path(config.lora.lora_dir).is_dir():
         raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")

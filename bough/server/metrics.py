@@ -79,7 +79,9 @@ class Metrics:
         self.e2e = Histogram(
             "bough_request_duration_seconds", "From request to last token", registry=make, buckets=_LATENCY
         )
-        self.step = Histogram("bough_step_seconds", "Host and device time of one step", registry=make, buckets=_STEPS)
+        self.step = Histogram(
+            "bough_step_seconds", "Host and device time of one turn of the scheduler", registry=make, buckets=_STEPS
+        )
         self.device = Histogram("bough_device_seconds", "Device time of one step", registry=make, buckets=_STEPS)
         self.step_tokens = Histogram(
             "bough_step_tokens", "Tokens computed by one step", registry=make, buckets=_STEP_TOKENS

@@ -149,15 +149,14 @@ def _counts(values: Any) -> list[int] | None:
 
 
 def open_folder(folder: Path) -> dict[str, SafetensorsFile]:
-    """Tensor name -> the open file that holds it, for ``model.safetensors``, an index or a lone file.
+    """Tensor name -> the open file that holds it, for ``model.safetensors``, an index or a lone file, in this order.
 
     ConfigError if a shard is missing, the index lies, or there is nothing but formats that can run code.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return _open_shards(folder, read_json(index).get("weight_map"))
-    path = folder / "model.safetensors"
+    path, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if not path.is_file():
+        if index.is_file():
+            return _open_shards(folder, read_json(index).get("weight_map"))
         path = _lone_file(folder)
     file = SafetensorsFile(path)
     return dict.fromkeys(file.tensors, file)

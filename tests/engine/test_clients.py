@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 import zmq
@@ -157,6 +158,21 @@ def test_abort_ends_with_one_terminal_output(run: Callable[..., None]) -> None:
         tokens, last = await read(stream)
         assert last.finish is not None and last.finish.kind == "abort"
         s.client.abort(["a"])
+
+    run(scenario)
+
+
+def test_a_timeout_does_not_need_the_engine(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bough.engine.client.LATE_SECONDS", 0.02)
+
+    async def scenario(s: Setting) -> None:
+        held = msgspec.structs.replace(request("a", [HOLD]), timeout=0.01)
+        tokens, last = await read(s.client.submit(held))
+        assert last.finish is not None and (last.finish.kind, last.finish.status) == ("timeout", 408) and not tokens
+        await until(lambda: s.core.scheduler.aborted == [HOLD])
+        served = msgspec.structs.replace(request("a", [10], 3), timeout=20.0)
+        assert (await read(s.client.submit(served)))[0] == expected([10], 3)
+        assert not s.client._overdue
 
     run(scenario)
 

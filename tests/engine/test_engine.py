@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 import bough
 from bough.base.config import Config
-from bough.base.errors import ConfigError, InvalidRequest
+from bough.base.errors import ConfigError, EngineError, InvalidRequest
 from bough.base.params import SamplingParams
 from bough.engine.engine import Engine, configured, options_of
 
@@ -110,6 +111,21 @@ def test_closing_ends_its_threads(built: list[Core]) -> None:
     engine.close()
     engine.close()
     assert {t.name for t in set(threading.enumerate()) - before} == set()
+
+
+def test_a_closed_engine_says_so(built: list[Core]) -> None:
+    engine = Engine()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate("x")
+
+
+def test_parameters_of_the_wrong_kind_are_refused() -> None:
+    assert options_of(None, {"stop_regex": "[a-z]", "stop": "x"}).params.stop_regex == ("[a-z]",)
+    assert options_of(None, {"seed": np.int64(5), "logit_bias": {5: 1}}).params.seed == 5
+    for wrong in ({"seed": 1.5}, {"stop": 3}, {"bad_words": ["x"]}, {"allowed_token_ids": [3.5]}, {"stop": object()}):
+        with pytest.raises(InvalidRequest, match="sampling parameters"):
+            options_of(None, wrong)
 
 
 def test_public_names_are_there_and_cost_nothing_until_used() -> None:

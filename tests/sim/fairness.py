@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from bough.base.messages import Namespace
 from bough.base.plan import Ints
-from bough.kv.manager import KVManager
-from bough.kv.node import CacheHandle, Match
+from bough.kv.manager import Admission, KVManager
+from bough.kv.node import NOBODY, CacheHandle, Match
 from bough.kv.radix import RadixTree
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import MAX_RETRACTIONS
@@ -29,6 +30,7 @@ class Fairness:
         self._settings = settings
         self._clock = clock
         self._passed = 0
+        self._lengths: dict[int, int] = {}
         self._watch_queue()
         self._watch_planner()
         tree = tree_of(kv)
@@ -38,14 +40,22 @@ class Fairness:
     # -- admissions
 
     def _watch_queue(self) -> None:
-        queue = self._scheduler._queue
-        take = queue.take
+        queue, kv = self._scheduler._queue, self._kv
+        take, admit = queue.take, kv.admit
 
         def watched(req: Req) -> None:
             self._admitted(req)
             take(req)
 
+        def watched_admit(ns: Namespace, ids: Ints, limit: int, owner: int = NOBODY) -> Admission | None:
+            # As the policy saw them: room for a row may be made of what it matched, where its window is gone.
+            self._lengths = {
+                req.order: kv.match_len(req.request.namespace, req.ids, req.match_limit) for req in queue.reqs()
+            }
+            return admit(ns, ids, limit, owner)
+
         queue.take = watched  # type: ignore[method-assign]
+        kv.admit = watched_admit  # type: ignore[method-assign]
 
     def _admitted(self, req: Req) -> None:
         queue = self._scheduler._queue
@@ -75,12 +85,7 @@ class Fairness:
             case "priority":
                 return lambda req: (-req.request.priority, not req.started, req.order)
             case "lpm":
-                match_len = self._kv.match_len
-                return lambda req: (
-                    not req.started,
-                    -match_len(req.request.namespace, req.ids, req.match_limit),
-                    req.order,
-                )
+                return lambda req: (not req.started, -self._lengths[req.order], req.order)
         return None
 
     # -- retractions
