@@ -13,7 +13,7 @@ import torch
 
 from bough.base.config import KVConfig
 from bough.base.params import SamplingParams
-from bough.base.plan import LAST, PositionLogprobs, RowInit, SharedPrefix, StepPlan, StepResult
+from bough.base.plan import LAST, Failure, PositionLogprobs, RowInit, SharedPrefix, StepPlan, StepResult
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.ops.registry import resolve_ops
@@ -36,7 +36,7 @@ class Sequence_:
     locs: list[int]
     pending: int = 0
     admitted: bool = False
-    failed: str = ""
+    failed: Failure | None = None
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     prompt_logprobs: list[PositionLogprobs] = field(default_factory=list)
 
