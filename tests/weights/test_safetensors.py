@@ -63,6 +63,15 @@ def test_shards(tmp_path: Path) -> None:
     assert all(torch.equal(got[name], expected[name].to(torch.bfloat16)) for name in expected)
 
 
+def test_a_whole_file_comes_before_shards(tmp_path: Path) -> None:
+    """As in transformers: an index beside it is one that was forgotten."""
+    whole = {"w0": torch.full((2, 3), 7.0)}
+    _shards(tmp_path)
+    save_file(whole, tmp_path / "model.safetensors")
+    got = dict(each_tensor(open_checkpoint(tmp_path), torch.float32))
+    assert got.keys() == whole.keys() and torch.equal(got["w0"], whole["w0"])
+
+
 def test_bad_indexes(tmp_path: Path) -> None:
     _shards(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
