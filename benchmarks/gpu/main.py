@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +46,7 @@ class Run:
             "sections": {}, "left_out": [],
         }  # fmt: skip
 
-    def section(self, name: str, rows: Iterator[Row], seconds: float = 0.0) -> None:
+    def section(self, name: str, rows: Generator[Row, None, None], seconds: float = 0.0) -> None:
         """Take ``rows`` until the budget has fewer than ``seconds`` left; one that fails ends the section."""
         found = self.result["sections"].setdefault(name, [])
         while self.budget.left > seconds:
@@ -62,7 +62,7 @@ class Run:
             self.save()
         else:
             self.result["left_out"].append(f"{name}: after {len(found)} rows the time was over")
-        rows.close()  # type: ignore[attr-defined]  # generators all of them: an engine gives its memory back
+        rows.close()  # an engine gives its memory back
         self.save()
 
     def save(self) -> None:
@@ -77,7 +77,7 @@ class Run:
         return Engine(model, self.device, self.tiny, **options)
 
 
-def correctness(run: Run, folder: Path) -> Iterator[Row]:
+def correctness(run: Run, folder: Path) -> Generator[Row, None, None]:
     tests = ("tests/device/triton/test_sampling.py", "-k", "argmax") if run.tiny else checks.TESTS
     yield checks.run_tests(tests, 60 if run.tiny else 120, 1 if run.tiny else os.cpu_count() or 1)
     shape = TINY if run.tiny else SMALL
@@ -92,7 +92,7 @@ def correctness(run: Run, folder: Path) -> Iterator[Row]:
             engine.close()
 
 
-def single_kernels(run: Run) -> Iterator[Row]:
+def single_kernels(run: Run) -> Generator[Row, None, None]:
     device = torch.device(run.device)
     dtype = torch.bfloat16 if run.device == "cuda" else torch.float32
     world = kernels.World(TritonOps(device, "measured"), device, dtype, run.tiny)
@@ -101,7 +101,7 @@ def single_kernels(run: Run) -> Iterator[Row]:
             yield kernels.measure(case, run.watch, run.limits)
 
 
-def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Iterator[Row]:
+def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row, None, None]:
     """Decode, prefill and the serving workloads of one engine, features off in turn."""
     batches = (1, 3) if run.tiny else (1, 8, 64, ROWS)
     context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
@@ -125,7 +125,7 @@ def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Iterator[Row]
         engine.close()
 
 
-def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> Iterator[Row]:
+def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> Generator[Row, None, None]:
     for seed, name in enumerate(serving.WORKLOADS):
         engine.play(serving.asks(name, shape.vocab_size, True, seed))  # compiles what is new
         whole = engine.play(serving.asks(name, shape.vocab_size, run.tiny, seed)).figures()
@@ -135,7 +135,7 @@ def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> I
             yield {"name": f"{name}, {without}", **serving.summary(engine.play(asks, off[without]).figures(), whole)}
 
 
-def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Iterator[Row]:
+def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Generator[Row, None, None]:
     """The same decode by an engine with other options."""
     batches = (2,) if run.tiny else (1, 64)
     context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
@@ -149,7 +149,7 @@ def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any)
         engine.close()
 
 
-def others(run: Run, shape: Shape, folder: Path) -> Iterator[Row]:
+def others(run: Run, shape: Shape, folder: Path) -> Generator[Row, None, None]:
     """Engines with one option changed; the share is of the roofline of bfloat16."""
     options: dict[str, dict[str, Any]] = {"no graphs": {"graphs": False}}
     if run.device == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
@@ -158,7 +158,7 @@ def others(run: Run, shape: Shape, folder: Path) -> Iterator[Row]:
         yield from decode_only(run, shape, folder, name, **changed)
 
 
-def measure_limits(run: Run) -> Iterator[Row]:
+def measure_limits(run: Run) -> Generator[Row, None, None]:
     run.limits = limits.measure(run.watch, run.tiny)
     run.result["limits"] = {"bandwidth": run.limits.bandwidth, "flops": run.limits.flops}
     yield {"copy_gb_per_s": round(run.limits.bandwidth / 1e9), "tflops": round(run.limits.flops / 1e12, 1)}
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> int:
     first, second = (TINY, replace(TINY, name="tiny, tied", tied=True)) if asked.tiny else (LLAMA_8B, LLAMA_1B)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sections: dict[str, tuple[Callable[[], Iterator[Row]], float]] = {
+        sections: dict[str, tuple[Callable[[], Generator[Row, None, None]], float]] = {
             "limits": (lambda: measure_limits(run), 0.0),
             "checks": (lambda: correctness(run, folder), 60.0),
             first.name: (lambda: model(run, first, folder), 20.0),

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bough.base.cli import add_arguments, from_arguments
 from bough.base.config import Config
@@ -63,10 +63,12 @@ async def _rows(config: Config) -> dict[str, Figures]:
     }
 
 
-def _with(config: Config, pool: int, cache: str = "radix", policy: str = "lpm") -> Config:
-    eviction = "program" if policy == "program" else "lru"
-    kv = dataclasses.replace(config.kv, pool_tokens=pool, cache=cache, eviction=eviction)  # type: ignore[arg-type]  # checked by resolve
-    return dataclasses.replace(config, kv=kv, schedule=dataclasses.replace(config.schedule, policy=policy))  # type: ignore[arg-type]  # as above
+def _with(
+    config: Config, pool: int, cache: Literal["radix", "none"] = "radix", policy: Literal["lpm", "program"] = "lpm"
+) -> Config:
+    eviction: Literal["program", "lru"] = "program" if policy == "program" else "lru"
+    kv = dataclasses.replace(config.kv, pool_tokens=pool, cache=cache, eviction=eviction)
+    return dataclasses.replace(config, kv=kv, schedule=dataclasses.replace(config.schedule, policy=policy))
 
 
 async def _measured(config: Config, work: Callable[[AsyncEngine], Awaitable[Figures]]) -> Figures:

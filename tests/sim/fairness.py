@@ -55,7 +55,8 @@ class Fairness:
             return admit(ns, ids, limit, owner)
 
         queue.take = watched  # type: ignore[method-assign]
-        kv.admit = watched_admit  # type: ignore[method-assign]
+        if self._settings.policy == "lpm":
+            kv.admit = watched_admit  # type: ignore[method-assign]
 
     def _admitted(self, req: Req) -> None:
         queue = self._scheduler._queue
