@@ -180,6 +180,9 @@ class CpuOps:
         dtype, pointers = _dtype(logits), _masked("apply_bitmask", logits, masks, rows)
         self._apply_bitmask(dtype, *pointers, len(rows), logits.shape[1], torch.get_num_threads())
 
+    def penalise(self, logits: Tensor, entries: Tensor) -> None:
+        self._reference.penalise(logits, entries)
+
     def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
         dtype, pointers = _dtype(logits), _masked("masked_argmax", logits, masks, rows)
         out = torch.empty(len(rows), dtype=torch.int64)

@@ -120,6 +120,9 @@ class ReferenceOps:
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         sampling.apply_bitmask(logits, masks, rows)
 
+    def penalise(self, logits: Tensor, entries: Tensor) -> None:
+        sampling.penalise(logits, entries)
+
     def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))

@@ -167,6 +167,16 @@ class Ops(Protocol):
         """
         ...
 
+    def penalise(self, logits: Tensor, entries: Tensor) -> None:
+        """Lower the logits of tokens that occurred, in place.
+
+        Args:
+            logits: [S, V] float32.
+            entries: [4, N] int32, pairs of row and id of which no two are the same; then, as bits of float32, what
+                divides a positive logit and multiplies another, and what is subtracted from the result.
+        """
+        ...
+
     def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
         """:meth:`argmax` of the rows [R] of ``logits`` after :meth:`apply_bitmask`, int64 [R]; ``logits`` stay."""
         ...

@@ -231,6 +231,11 @@ def sampling_builds() -> Iterator[Build]:
             {"BLOCK": sampling.COLUMNS}, 8, odd=("n_top", "n_asked"),
         )  # fmt: skip
     yield Build(
+        "penalise", sampling.penalise_kernel,
+        {"logits": torch.float32, "entries": torch.int32, "n": "i32", "vocab": "i32"}, {"BLOCK": sampling.PENALISED},
+        odd=("n",),
+    )  # fmt: skip
+    yield Build(
         "apply_bitmask", sampling.apply_bitmask_kernel,
         {"logits": torch.float32, "masks": torch.int32, "rows": torch.int64, "vocab": "i32", "words": "i32"},
         {"BLOCK": sampling.COLUMNS}, 8,

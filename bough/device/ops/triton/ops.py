@@ -39,6 +39,7 @@ class TritonOps:
     rope_kv_write = staticmethod(rope.rope_kv_write)
     argmax = staticmethod(sampling.argmax)
     apply_bitmask = staticmethod(sampling.apply_bitmask)
+    penalise = staticmethod(sampling.penalise)
     sample = staticmethod(sampling.sample)
     logprobs = staticmethod(sampling.logprobs)
     packed_rows = staticmethod(linear.packed_rows)
