@@ -287,6 +287,7 @@ def compile_one(build: Build, architecture: int) -> dict[str, Any]:
     ptx = made.asm["ptx"]
     return {
         "name": build.name,
+        "kernel": build.kernel.fn.__name__,
         "architecture": architecture,
         "shared": made.metadata.shared,
         **resources(made.asm["cubin"]),

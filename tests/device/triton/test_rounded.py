@@ -33,7 +33,7 @@ Tensor = torch.Tensor
 REFERENCE = ReferenceOps("the twin")
 TARGETS = [torch.int8, torch.float8_e4m3fn]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(1, 576), (3, 1), (5, 7), (2, 64), (4, 1000), (2, 1024), (2, 1025)]
+SHAPES = [(3, 1), (5, 7), (4, 1000), (2, 1024), (2, 1025)]
 
 
 def values(rows: RoundedRows) -> Tensor:
@@ -92,7 +92,7 @@ def test_a_norm_that_rounds(ops: Ops, shape: tuple[int, int], dtype: torch.dtype
         near = 4 * torch.finfo(dtype).eps * exact.abs().amax(1, keepdim=True)
         assert ((values(mine) - exact).abs() <= unit(exact, target) * 1.01 + near + 1e-12).all()
     residual = randn(*shape, dtype=dtype, seed=2)
-    kept, other = residual.to(DEVICE), residual.to(DEVICE)
+    kept, other = residual.to(DEVICE, copy=True), residual.to(DEVICE, copy=True)
     mine = ops.rms_norm_rounded(x.to(DEVICE), kept, weight.to(DEVICE), 1e-6, target)
     assert same(mine, ops.round_rows(ops.add_rms_norm(x.to(DEVICE), other, weight.to(DEVICE), 1e-6), target))
     assert torch.equal(kept.cpu(), x + residual), "the residual stream is changed in place, and not rounded to 8 bits"
@@ -102,10 +102,14 @@ def test_a_norm_that_rounds(ops: Ops, shape: tuple[int, int], dtype: torch.dtype
     assert ((values(mine) - values(specified)).abs() <= 2 * unit(exact, target) * 1.01 + near + 1e-12).all()
 
 
+WIDE = [(3, 1), (5, 7), (2, elementwise.CHUNK), (1, 2 * elementwise.CHUNK + 1)]
+
+
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("target", TARGETS, ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [*SHAPES, (2, elementwise.CHUNK), (1, 2 * elementwise.CHUNK + 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [*zip(WIDE, [*DTYPES, torch.bfloat16]), ((4, 1000), torch.float32)], ids=str
+)
 def test_an_activation_that_rounds(
     ops: Ops, shape: tuple[int, int], dtype: torch.dtype, target: torch.dtype, gelu: bool
 ) -> None:

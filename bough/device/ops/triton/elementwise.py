@@ -57,7 +57,7 @@ def rms_norm_kernel(
     normed = (values * tl.rsqrt(mean + eps)).to(weight.dtype.element_ty).to(tl.float32)
     scale = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     result = (scale * normed).to(x.dtype.element_ty)
-    if LARGEST:
+    if LARGEST > 0:
         store_rounded(result.to(tl.float32), out, scales, row, dim, LARGEST, BLOCK)
     else:
         tl.store(out + row * dim + at, result, mask=inside)
