@@ -22,12 +22,12 @@ from bough.device.quant.base import LinearMethod, Parameter, Scheme
 from bough.device.quant.packed import PackedMethod
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
-from tests.driving import Driver, device_parts, make_driver
+from tests.driving import Driver, Sequence_, device_parts, make_driver
 
 from ..test_ops import exact_norm, randn
 from .conftest import DEVICE
 from .test_linear import make_weight
-from .test_model import answers, capture, logprobs
+from .test_model import LOGPROBS, capture, logprobs
 
 Tensor = torch.Tensor
 REFERENCE = ReferenceOps("the twin")
@@ -205,27 +205,38 @@ def driver_of(checkpoint: Path, quantize: str, unrounded: bool, how: Any) -> Dri
     ops, scheme, attention, dtype, device = device_parts("triton", torch.float32, quantize)
     source = open_checkpoint(checkpoint)
     context = LayerContext(source, ops, Unrounded(scheme) if unrounded else scheme, attention, dtype, device)
-    sizes = WorkerSizes(n_ids=1 << 20, context_length=64, n_rows=3)
-    built = build_worker(source.config, context, sizes, KVConfig(pool_tokens=200), lambda: 1 << 40, capture=how)
+    sizes = WorkerSizes(n_ids=1 << 20, context_length=64, n_rows=2)
+    built = build_worker(source.config, context, sizes, KVConfig(pool_tokens=64), lambda: 1 << 40, capture=how)
     source.close()
     return Driver(built.worker, built.pool_tokens)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "fp8"])
-@pytest.mark.parametrize("kernels", ["eager", "captured"])
+def answers(driver: Driver) -> list[Sequence_]:
+    """A prompt in two pieces, and one that comes while the other is answered."""
+    first, second = driver.add(0, list(range(5, 14)), LOGPROBS), driver.add(1, [7, 8], LOGPROBS)
+    driver.step((first, 6))
+    driver.step((first, 0), (second, 0))
+    for _ in range(2):
+        driver.step((first, 1), (second, 1))
+    return [first, second]
+
+
+@pytest.mark.parametrize(
+    ("quantize", "kernels"), [("int8", "captured"), pytest.param("fp8", "eager", marks=pytest.mark.slow)]
+)
 def test_who_rounds_changes_no_answer(checkpoint: Path, quantize: str, kernels: str) -> None:
     found = [
         answers(driver_of(checkpoint, quantize, unrounded, capture() if kernels == "captured" else None))
         for unrounded in (False, True)
     ]
-    # The scales of the weights are as good as exact, so the texts tell whether the inputs are what they should be.
-    close = answers(make_driver(checkpoint, kernels="reference", n_rows=3, n_tokens=200))
+    close = answers(make_driver(checkpoint, kernels="reference", n_rows=2, n_tokens=64))
     for mine, twin, right in zip(*found, close):
         assert mine.ids == twin.ids and not mine.failed
         assert logprobs(mine.logprobs) == logprobs(twin.logprobs)
         assert logprobs(mine.prompt_logprobs) == logprobs(twin.prompt_logprobs)
+        # What 8 bits do to a model this small.
         a, b = torch.tensor(logprobs(mine.prompt_logprobs)), torch.tensor(logprobs(right.prompt_logprobs))
-        assert len(a) == 0 or (a - b).abs().max() < 0.5
+        assert (a - b).abs().max() < 0.5
 
 
 def test_layers_that_adapters_change_take_inputs_as_they_are(checkpoint: Path) -> None:
