@@ -12,6 +12,7 @@ from bough.device.layers.linear import Linear
 from bough.device.layers.norm import NormForm, RMSNorm, norm_weight
 from bough.device.ops.cells import Cells
 from bough.device.ops.heads import HeadNorm, Heads, Scoring
+from bough.device.ops.rounded import Rows
 
 Tensor = torch.Tensor
 
@@ -58,6 +59,7 @@ class Attention:
 
     Attributes:
         qkv, out: the projections.
+        takes: as :class:`bough.device.layers.linear.Linear`.
         heads, scoring: how queries and keys are made, and scores become weights.
         rotary: the table of the rotary embedding.
         normed: queries and keys are normed all at once, between the projection and the op that rotates.
@@ -71,6 +73,7 @@ class Attention:
             qkv = [(f"{prefix}.qkv_proj", q_width + 2 * kv_width)]
         self.qkv = Linear(context, qkv, form.hidden_size, form.bias)
         self.out = Linear(context, [(f"{prefix}.o_proj", form.hidden_size)], q_width, form.out_bias)
+        self.takes = self.qkv.takes
         self._widths = q_width, kv_width, kv_width
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
         head_norm = None
@@ -88,7 +91,7 @@ class Attention:
         self.normed = self._norms is not None
         self._backend = context.attention
 
-    def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
+    def __call__(self, x: Rows, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
         qkv = self.qkv(x)
         if self._norms is not None:
