@@ -157,7 +157,7 @@ def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
-def _qwen_moe(normalise: bool) -> Settings:
+def _routing(normalise: bool) -> Settings:
     def settings(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
         def outputs(name: str) -> int | None:
             info = tensors.get(f"blk.0.{name}.weight")
@@ -191,8 +191,8 @@ FAMILIES = {
     "llama": Family(model_type="llama", permuted=True),
     "qwen2": Family(model_type="qwen2"),
     "qwen3": Family(model_type="qwen3"),
-    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_qwen_moe(False)),
-    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_qwen_moe(True)),
+    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_routing(False)),
+    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_routing(True)),
     "gemma2": Family(model_type="gemma2", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma2),
     "gemma3": Family(model_type="gemma3_text", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma3),
     "phi3": Family(
@@ -209,6 +209,7 @@ FAMILIES = {
         },
         settings=_olmo2,
     ),
+    "olmoe": Family(model_type="olmoe", names=_EXPERTS, settings=_routing(False)),
     "glm4": Family(
         model_type="glm4",
         names={

@@ -86,6 +86,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
 STACKED = (
     "gemma2", "gemma3", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
 )  # fmt: skip
+"""Models whose layers are all one call."""
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model_type in STACKED])
@@ -113,3 +114,5 @@ def test_bfloat16_stays_near_float32(name: str, made: Made) -> None:
     seq = driver.add(0, ids_of(2, 40), WHOLE)
     driver.run([seq], 3)
     assert distance(seq, model) < CASES[name].bfloat16
+    if load().library is not None:
+        assert (model_of(driver)._stack is not None) == (CASES[name].model_type in STACKED)
