@@ -150,6 +150,14 @@ def _cohere2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
+def _seed_oss(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in tensors}
+
+
+def _ernie(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"use_bias": "blk.0.attn_q.bias" in tensors}
+
+
 def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {
         "num_local_experts": meta.size("{}.expert_count"),
@@ -219,6 +227,12 @@ FAMILIES = {
         },
     ),
     "cohere2": Family(model_type="cohere2", settings=_cohere2),
+    "seed_oss": Family(
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        settings=_seed_oss,
+    ),
+    "ernie4_5": Family(model_type="ernie4_5", settings=_ernie),
     "smollm3": Family(model_type="smollm3", permuted=True),
 }
 """GGUF architecture -> what it is."""

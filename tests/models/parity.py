@@ -96,6 +96,10 @@ CASES = {
     "olmoe-clip": Case("olmoe", {**OLMOE, "norm_topk_prob": True, "clip_qkv": 0.9, "attention_bias": True}, 0.2),
     "glm4": Case("glm4", {"head_dim": 32}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
+    "seed_oss": Case("seed_oss", {"head_dim": 32}),
+    "seed_oss-biases": Case("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 32}),
+    "ernie4_5-biases": Case("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
     "gpt_oss": Case("gpt_oss", {
         "head_dim": 32, "sliding_window": 11, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0,
