@@ -84,7 +84,8 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
 
 
 STACKED = (
-    "gemma2", "gemma3", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+    "ernie4_5", "gemma2", "gemma3", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3",
 )  # fmt: skip
 """Models whose layers are all one call."""
 
