@@ -14,7 +14,8 @@ class Ernie45(Decoder):
     """A :class:`bough.models.base.Model`."""
 
     defaults: Mapping[str, Any] = {
-        "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True,
+        "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
     }  # fmt: skip
 
     @classmethod

@@ -13,7 +13,7 @@ from bough.models.decoder import Decoder, DecoderConfig
 class SeedOss(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"attention_bias": True, "head_dim": 128}
+    defaults: Mapping[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

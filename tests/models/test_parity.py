@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,23 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
     for seq in seqs:
         # Each token is the best after those before it: what transformers would have generated one by one.
         check(seq, model, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_may_leave_out_what_transformers_assumes(name: str, made: Made, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    """What is not as in the architecture's own config class has to be in a model's config; nothing else does."""
+    path, model = made(name)
+    config = json.loads((path / "config.json").read_text())
+    assumed = AutoConfig.for_model(config["model_type"]).to_dict()
+    told = {key: value for key, value in config.items() if key == "model_type" or value != assumed.get(key)}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
+    driver = make_driver(tmp_path, kernels="reference")
+    seq = driver.add(0, ids_of(1, 30), WHOLE)
+    driver.run([seq], 1)
+    check(seq, model)
 
 
 STACKED = (
