@@ -80,7 +80,7 @@ class Block:
     def stacked(self) -> StackedLayer | None:
         """The block as the op that computes all of them takes it; None where it computes something else."""
         attention, mlp = self._attention, self._mlp
-        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or attention.normed:
+        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or not attention.direct:
             return None
         weights: list[Tensor | None] = []
         for norm in (*self._attention_norms, *self._mlp_norms):
