@@ -122,7 +122,8 @@ class Ledger:
             require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
             require((state.key in programs._idle) == (not state.reqs), name, "{} is idle or not", state.key)
         require(not found, name, "unknown programs {}", list(found))
-        require(programs.rows == len(scheduler._rows), name, "{} rows of {}", programs.rows, len(scheduler._rows))
+        rows = sum(req is not None and not req.background for req in scheduler._rows.reqs)
+        require(programs.rows == rows, name, "{} rows of {}", programs.rows, rows)
 
     def _seats(self) -> None:
         programs, name = self._scheduler._programs, "I18 seats"
