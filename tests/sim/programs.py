@@ -190,7 +190,9 @@ class Ledger:
             return
         aged = [o for o in waiting if o.program is not None and o.program.aged <= programs.service]
         if aged:
-            require(req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
+            # A request of no program that came before the program's may go first: there is an end of those.
+            single = req.program is None and req.order < max(o.order for o in aged)
+            require(single or req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
             return
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:

@@ -244,14 +244,6 @@ AHEAD = (
         "self.rows -= 1",
     ),
     simple(
-        "ahead_with_an_adapter_that_left",
-        "what was computed ahead had the weights of whoever came to the place",
-        Background,
-        "stale",
-        "self._wanted(req) and self._adapt(req)",
-        "self._wanted(req)",
-    ),
-    simple(
         "ahead_is_tried_again",
         "a failed forward was blamed on what nobody had asked for, and an answer to it sent",
         Scheduler,
