@@ -107,10 +107,10 @@ class ReferenceOps:
     def apply_bitmask(self, logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         sampling.apply_bitmask(logits, masks, rows)
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
-        return self.argmax(chosen)
+        tokens[rows] = self.argmax(chosen).where(tokens[rows] >= 0, -1)
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         return sampling.sample(logits, draws)
