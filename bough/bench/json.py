@@ -87,8 +87,8 @@ class Told:
     stamps: list[float] = field(default_factory=list)
     finish: Finish | None = None
     host: float = 0.0
-    """Seconds of processor time that the stepping thread took until the first token: unlike the time that passed, hardly
-    more on a machine that is busy."""
+    """Seconds of processor time that the stepping thread took until the first token. Unlike the time that passed, it is
+    hardly more on a machine that is busy."""
 
     @property
     def per_token(self) -> float:
