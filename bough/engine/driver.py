@@ -84,6 +84,13 @@ class Port(Protocol):
     def close(self) -> None: ...
 
 
+def _ends(message: FromEngine) -> bool:
+    """``message`` has somebody's last word."""
+    if isinstance(message, Outputs):
+        return any(output.finish is not None for output in message.items)
+    return isinstance(message, ControlReply)
+
+
 class Driver:
     """Runs a core behind a port in the calling thread until it is stopped.
 
@@ -131,16 +138,15 @@ class Driver:
             wait = STALLED_SECONDS
         for peer, message in self.port.receive(wait):
             self._deliver(peer, message)
-            self._unreported = True
         if not self.scheduler.idle:
             self.scheduler.step()
             self._unchecked = self._unreported = True
+        # Reported first: whoever asks after an answer sees the counters that it has led to.
+        if self._unreported and (self.scheduler.idle or any(map(_ends, self.scheduler.outbox))):
+            self._report()
         self._flush()
         if time.monotonic() >= self._next_beat:
             self._beat()
-        elif self._unreported and self.scheduler.idle:
-            # Whoever asks after the last answer sees the counters and gauges that it has led to.
-            self._report()
 
     def _deliver(self, peer: Peer, message: ToDriver) -> None:
         if peer not in self._peers:
@@ -151,6 +157,7 @@ class Driver:
         if isinstance(message, Attach):
             self._next_beat = 0.0
             return
+        self._unreported = True
         if isinstance(message, Request):
             if message.rid in self._owners:  # not to be routed by its id, which is another's
                 finish = Finish("error", message=f"a request with id {message.rid!r} is in flight", status=400)

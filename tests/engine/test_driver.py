@@ -101,6 +101,18 @@ def test_attaching_is_answered_with_hello_and_a_heartbeat() -> None:
     assert [type(m) for m in port.sent[b"a"]] == [Hello, Stats]
 
 
+def test_an_answer_follows_the_counters_that_it_has_led_to() -> None:
+    core, port = ScriptedCore(), Port(a=1 << 20)
+    driver = Driver(core, port)
+    driver.turn()
+    port.inbox = [(b"a", request("held", [HOLD])), (b"a", request("r", [5], 3))]
+    for _ in range(5):
+        driver.turn()
+    kinds = [type(m) for m in port.sent[b"a"]]
+    last = next(i for i, m in enumerate(port.sent[b"a"]) if isinstance(m, Outputs) and m.items[0].finish is not None)
+    assert kinds[last - 1] is Stats and kinds.count(Stats) == 1
+
+
 def test_a_stopping_loop_ends_what_is_in_flight() -> None:
     core, port = ScriptedCore(), Port(a=1 << 20)
     driver = Driver(core, port)
