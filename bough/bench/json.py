@@ -134,7 +134,7 @@ class Runner:
             constraint = None if schema is None else _constraint(schema)
             data = np.array(ids, "<i4").tobytes()
             scheduler.receive(Request(rid=rid, ids=data, params=params, constraint=constraint))
-        while not scheduler.idle:
+        while scheduler.outbox or not scheduler.idle:  # who is refused at once is told so without a step
             scheduler.step()
             now = time.perf_counter()
             for message in scheduler.outbox:
