@@ -183,11 +183,11 @@ class CpuOps:
     def penalise(self, logits: Tensor, entries: Tensor) -> None:
         self._reference.penalise(logits, entries)
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         dtype, pointers = _dtype(logits), _masked("masked_argmax", logits, masks, rows)
-        out = torch.empty(len(rows), dtype=torch.int64)
-        self._masked_argmax(dtype, *pointers, out.data_ptr(), len(rows), logits.shape[1], torch.get_num_threads())
-        return out
+        n, vocab = logits.shape
+        _check(tokens.shape == (n,) and tokens.dtype == torch.int64 and tokens.is_contiguous(), "masked_argmax", tokens)
+        self._masked_argmax(dtype, *pointers, tokens.data_ptr(), len(rows), vocab, torch.get_num_threads())
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         dtype, (n, vocab) = _dtype(logits), logits.shape
@@ -349,7 +349,8 @@ def _masked(op: str, logits: Tensor, masks: Tensor, rows: Tensor) -> tuple[int, 
     _check_ints(op, masks)
     _check(rows.dtype == torch.int64 and rows.is_contiguous(), op, rows)
     if len(rows):
-        _check(0 <= int(rows.min()) and int(rows.max()) < n, op, logits, masks, rows)
+        indices = rows.numpy()
+        _check(0 <= indices.min() and indices.max() < n, op, logits, masks, rows)
     return logits.data_ptr(), masks.data_ptr(), rows.data_ptr()
 
 

@@ -123,10 +123,10 @@ class ReferenceOps:
     def penalise(self, logits: Tensor, entries: Tensor) -> None:
         sampling.penalise(logits, entries)
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
-        return self.argmax(chosen)
+        tokens[rows] = self.argmax(chosen).where(tokens[rows] >= 0, -1)
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:
         return sampling.sample(logits, draws)

@@ -177,8 +177,13 @@ class Ops(Protocol):
         """
         ...
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
-        """:meth:`argmax` of the rows [R] of ``logits`` after :meth:`apply_bitmask`, int64 [R]; ``logits`` stay."""
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
+        """Replace ``tokens[rows]`` by what :meth:`argmax` would find after :meth:`apply_bitmask`; ``logits`` stay.
+
+        Args:
+            logits, masks, rows: as for :meth:`apply_bitmask`.
+            tokens: [S] int64, the :meth:`argmax` of ``logits``; what is negative stays.
+        """
         ...
 
     def sample(self, logits: Tensor, draws: Draws) -> Tensor:

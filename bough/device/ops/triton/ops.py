@@ -85,10 +85,10 @@ class TritonOps:
         array = to_device(work.array, q.device)
         return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
-        return self.argmax(chosen)
+        tokens[rows] = self.argmax(chosen).where(tokens[rows] >= 0, -1)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_linear, weight.to(self._device), bias)
