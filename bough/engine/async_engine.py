@@ -28,6 +28,7 @@ from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
 from bough.text.chat_template import ChatTemplate
+from bough.text.memory import TextMemory
 from bough.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -52,6 +53,7 @@ class AsyncEngine:
         self.template = template
         self._tenant = ""
         self._threads = ThreadPoolExecutor(TEXT_THREADS, "bough-text")
+        self._texts = TextMemory(tokenizer)
         self._prefetches: set[asyncio.Task[None]] = set()
 
     @classmethod
@@ -113,7 +115,10 @@ class AsyncEngine:
         """Ids of ``text``, in which the texts of special tokens act. Raises InvalidRequest for bad Unicode."""
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special=add_special)
-        return await self._in_thread(lambda: self.tokenizer.encode(text, add_special=add_special))
+        return await self._in_thread(lambda: self._encode(text, add_special))
+
+    def _encode(self, text: str, add_special: bool) -> list[int]:
+        return self._texts.encode(text, add_special=add_special, owner=self._tenant)
 
     async def tokenize_pair(
         self, first: str, second: str, most: int | None = None, add_special: bool = True
@@ -147,7 +152,7 @@ class AsyncEngine:
                 messages, tools=tools, add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message, options=options,
             )  # fmt: skip
-            return self.tokenizer.encode_chat(text)
+            return self.tokenizer.encode_chat(text) if text.has_marks else self._encode(text.marked, False)
 
         return await self._in_thread(render)
 

@@ -22,6 +22,9 @@ from bough.text.hf_vocab import read_folder
 from bough.text.marking import MarkedText
 from bough.text.vocabulary import Vocabulary
 
+WORD_TOKENS = 16
+"""Tokens between two ends of words that :meth:`Tokenizer.encode_words` tells, at least."""
+
 _CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
 
@@ -77,6 +80,27 @@ class Tokenizer:
         Raises InvalidRequest for text that is not valid Unicode.
         """
         return _encode(self._full, text, add_special)
+
+    def encode_words(self, text: str, *, add_special: bool) -> tuple[list[int], list[int], list[int]]:
+        """As :meth:`encode`, and some places where a word ends: the number of ids and of characters before each.
+
+        Words are what the vocabulary cuts a text into before it looks for tokens.
+        """
+        encoding = _encoding(self._full, text, add_special)
+        ids, words, offsets = encoding.ids, encoding.word_ids, encoding.offsets
+        index: list[int] = []
+        ends: list[int] = []
+        i = WORD_TOKENS
+        while i < len(ids):
+            (start, end), (following, _) = offsets[i - 1], offsets[i]
+            apart = None not in (words[i - 1], words[i]) and words[i - 1] != words[i]
+            # Some offsets leave out white space; a single space is the following word's.
+            if apart and start < end and text[end:following] in ("", " "):
+                index.append(i)
+                ends.append(end)
+                i += WORD_TOKENS - 1
+            i += 1
+        return ids, index, ends
 
     def encode_pair(self, first: str, second: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
         """Ids of two texts in the frame that the model has for a pair; the texts of special tokens are ordinary text.
@@ -257,8 +281,8 @@ def _encode(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool) -> li
     return ids
 
 
-def _encoding(tokenizer: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+def _encoding(tokenizer: tokenizers.Tokenizer, text: str, add_special: bool = False) -> tokenizers.Encoding:
     try:
-        return tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        return tokenizer.encode_batch([text], add_special_tokens=add_special)[0]
     except (TypeError, UnicodeEncodeError):
         raise InvalidRequest("the text is not valid Unicode") from None
