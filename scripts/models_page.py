@@ -1,8 +1,8 @@
-"""Prints docs/models.md from the registry, or with --measure first compares every architecture with transformers.
+"""Prints docs/models.md from the registry, or with --measure first compares architectures with transformers.
 
-    python scripts/models_page.py [--measure] > docs/models.md
+    python scripts/models_page.py [--measure [MODEL_TYPE ...]] > docs/models.md
 
-Measuring needs the tests' tiny checkpoints and takes a few minutes; its figures are kept in
+Measuring needs the tests' tiny checkpoints and takes, for all of them, a few minutes; its figures are kept in
 benchmarks/results/parity.json, and the page is made of those.
 """
 
@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ def quality() -> list[str]:
     return lines
 
 
-def measure() -> dict[str, Any]:
-    """Distances of every case that generates, the largest of an architecture's."""
+def measure(model_types: Collection[str]) -> dict[str, Any]:
+    """Distances of every case of these architectures, or of all that generate; the largest of an architecture's."""
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -123,6 +124,8 @@ def measure() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, case in CASES.items():
+        if model_types and case.model_type not in model_types:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             model = make_checkpoint(case, Path(folder))
             row = found.setdefault(case.model_type, {"float32": 0.0, "bfloat16": 0.0, "one_call": False})
@@ -139,9 +142,11 @@ def measure() -> dict[str, Any]:
 
 def main() -> None:
     logging.disable()
+    figures = json.loads(FIGURES.read_text())
     if "--measure" in sys.argv[1:]:
-        FIGURES.write_text(json.dumps(measure(), indent=1) + "\n")
-    print(page(json.loads(FIGURES.read_text())))
+        figures |= measure(sys.argv[2:])
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    print(page(figures))
 
 
 if __name__ == "__main__":

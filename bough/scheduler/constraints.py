@@ -186,6 +186,9 @@ class Constraints:
                 write_only(self._bits[n], int(rows.ids[row, flight.plan.start[i] + flight.plan.n_new[i]]))
             elif guide.matcher.free:
                 continue
+            elif not guide.jumps and (forced := guide.matcher.forced(1)):
+                # That is known of a whole run at once, where a mask costs the host's time for each of its tokens.
+                write_only(self._bits[n], forced[0])
             elif guide.matcher.ended:
                 write_only(self._bits[n], self._eos_ids[0])
             elif isinstance(matcher := guide.matcher, ReasoningMatcher) and matcher.inside:
@@ -221,12 +224,14 @@ class Constraints:
 
         Returns why the request cannot go on, None if it can.
         """
-        assert req.guide is not None and req.guide.matcher is not None
-        if not req.guide.matcher.accept(token):
-            return req.guide.matcher.error() or f"token {token} is not in the constraint's language"
-        req.guide.sampled += 1
-        req.guide.runs += self.jump(req)
-        return req.guide.matcher.error()
+        guide = req.guide
+        assert guide is not None and guide.matcher is not None
+        if not guide.matcher.accept(token):
+            return guide.matcher.error() or f"token {token} is not in the constraint's language"
+        guide.sampled += 1
+        if guide.jumps:
+            guide.runs += self.jump(req)
+        return guide.matcher.error()
 
     def jump(self, req: Req) -> bool:
         """Append the ids that the matcher forces to the row of ``req``; whether there are any."""

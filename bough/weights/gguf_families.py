@@ -173,6 +173,14 @@ def _cohere2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
+def _seed_oss(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in tensors}
+
+
+def _ernie(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"use_bias": "blk.0.attn_q.bias" in tensors}
+
+
 def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {
         "num_local_experts": meta.size("{}.expert_count"),
@@ -216,7 +224,7 @@ def _deepseek(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, An
     }
 
 
-def _qwen_moe(normalise: bool) -> Settings:
+def _routing(normalise: bool) -> Settings:
     def settings(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
         def outputs(name: str) -> int | None:
             info = tensors.get(f"blk.0.{name}.weight")
@@ -253,8 +261,8 @@ FAMILIES = {
     "llama": Family(model_type="llama", permuted=True),
     "qwen2": Family(model_type="qwen2"),
     "qwen3": Family(model_type="qwen3"),
-    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_qwen_moe(False)),
-    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_qwen_moe(True)),
+    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_routing(False)),
+    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_routing(True)),
     "gemma2": Family(model_type="gemma2", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma2),
     "gemma3": Family(model_type="gemma3_text", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma3),
     "phi3": Family(
@@ -271,6 +279,7 @@ FAMILIES = {
         },
         settings=_olmo2,
     ),
+    "olmoe": Family(model_type="olmoe", names=_EXPERTS, settings=_routing(False)),
     "glm4": Family(
         model_type="glm4",
         names={
@@ -280,6 +289,12 @@ FAMILIES = {
         },
     ),
     "cohere2": Family(model_type="cohere2", settings=_cohere2),
+    "seed_oss": Family(
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        settings=_seed_oss,
+    ),
+    "ernie4_5": Family(model_type="ernie4_5", settings=_ernie),
     "smollm3": Family(model_type="smollm3", permuted=True),
     "gpt-oss": Family(model_type="gpt_oss", names=_WITH_SINKS, settings=_gpt_oss),
     "deepseek2": Family(model_type="deepseek_v2", names=_BESIDE_SHARED, settings=_deepseek),

@@ -11,6 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from bough.base.cli import from_arguments
+from bough.base.config import Config
 from bough.base.errors import ConfigError
 from bough.bench import json as bench
 from bough.bench.schemas import BUILT_IN, LONG, bfcl
@@ -67,6 +69,17 @@ def test_the_figures(model: Path, archive: Path) -> None:
     assert result["backend"]["mask"]["ms_p50"] > 0 and result["first_token"]["cold"]["ms_p50"] > 0
     text = bench.summary(json.loads(json.dumps(result)))
     assert "| tool calls " in text and "| 3 rows " in text
+
+
+def test_schemas_that_are_refused_at_once(model: Path) -> None:
+    config = from_arguments(arguments(model), Config())
+    runner = bench.Runner(config)
+    try:
+        for _ in range(2):  # the second time the scheduler knows before it steps
+            [told] = runner.run([[1, 2]], [{"not": {"type": "string"}}], 4)
+            assert told.finish is not None and told.finish.status == 400 and not told.stamps
+    finally:
+        runner.core.close()
 
 
 def test_bad_sizes_are_refused(model: Path) -> None:

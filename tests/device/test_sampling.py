@@ -239,14 +239,19 @@ def test_argmax_under_bitmasks(ops: Ops, vocab: int, seed: int, dtype: torch.dty
     masks = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view("<i4").astype(np.int32))
     rows = torch.from_numpy(rng.permutation(6)[:4])
     before = logits.clone()
-    found = ops.masked_argmax(logits, masks, rows).tolist()
+    tokens = torch.tensor([-1, 1, 2, 3, 4, 5])
+    ops.masked_argmax(logits, masks, rows, tokens)
     assert torch.equal(logits.nan_to_num(nan=7.5), before.nan_to_num(nan=7.5))
-    for line, (row, token) in enumerate(zip(rows.tolist(), found, strict=True)):
+    assert [tokens[row] for row in range(6) if row not in rows] == [row or -1 for row in range(6) if row not in rows]
+    for line, row in enumerate(rows.tolist()):
+        token = tokens[row]
         ids = np.flatnonzero(allowed[line, :vocab])
         values = logits[row].float().numpy()[ids]
-        broken = not len(ids) or not (values < np.inf).all() or values.max() == -np.inf
+        broken = row == 0 or not len(ids) or not (values < np.inf).all() or values.max() == -np.inf
         assert token == (-1 if broken else ids[values.argmax()])
-    assert not len(ops.masked_argmax(logits, masks[:0], rows[:0]))
+    left = tokens.clone()
+    ops.masked_argmax(logits, masks[:0], rows[:0], tokens)
+    assert torch.equal(tokens, left)
 
 
 def test_wrong_arguments_are_refused(ops: Ops) -> None:
@@ -259,7 +264,9 @@ def test_wrong_arguments_are_refused(ops: Ops) -> None:
     with pytest.raises(ValueError, match="apply_bitmask"):
         ops.apply_bitmask(logits, mask, torch.tensor([2]))
     with pytest.raises(ValueError, match="masked_argmax"):
-        ops.masked_argmax(logits, mask, torch.tensor([-1]))
+        ops.masked_argmax(logits, mask, torch.tensor([-1]), torch.tensor([0, 0]))
+    with pytest.raises(ValueError, match="masked_argmax"):
+        ops.masked_argmax(logits, mask, row, torch.tensor([0]))
     with pytest.raises(ValueError, match="int32"):
         ops.apply_bitmask(logits, mask.long(), row)
     with pytest.raises(ValueError, match="sample"):

@@ -21,7 +21,8 @@ PERMUTED = ("llama", "granite", "smollm3")
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3",
-    "granite": "granite", "olmo2": "olmo2", "glm4": "glm4", "cohere2": "cohere2", "smollm3": "smollm3",
+    "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe", "glm4": "glm4", "cohere2": "cohere2",
+    "smollm3": "smollm3", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
     "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
 }  # fmt: skip
 """``model_type`` -> architecture of GGUF."""

@@ -90,7 +90,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._draws: dict[int, _Draw] = {}
         self._logprobs = Logprobs(ops)
-        self._histories: list[RowState] = [Penalties(), BadWords()]
+        self._histories: list[RowState] = [Penalties(ops), BadWords()]
         self._features: list[RowState] = [*self._histories, LogitBias(), AllowedTokens(), MinTokens()]
 
     def add(self, row: int, init: RowInit) -> None:
@@ -130,7 +130,7 @@ class Sampler:
         active = [feature for feature in self._features if feature.rows]
         ruled, masked = self._ruled(active, context)
         if masked:
-            self._choose(logits, best, tokens, masked, context)
+            self._choose(logits, tokens, masked, context)
         if ruled:
             at = to_device(np.array(ruled), device)
             changed = self._apply(active, logits[at].float(), ruled, context)
@@ -164,18 +164,14 @@ class Sampler:
         plain = [i for i in masked if i not in others and context.rows[i] not in self._draws]
         return (ruled, plain) if len(plain) == len(masked) else (sorted({*ruled, *masked} - {*plain}), plain)
 
-    def _choose(self, logits: Tensor, best: Tensor, tokens: Tensor, masked: list[int], context: SampleContext) -> None:
-        """Replace ``tokens`` at the indices ``masked`` by the likeliest that the masks there allow."""
+    def _choose(self, logits: Tensor, tokens: Tensor, masked: list[int], context: SampleContext) -> None:
+        """Replace ``tokens``, the likeliest, at the indices ``masked`` by the likeliest that the masks there allow."""
         masks = context.masks
         assert masks is not None
         if len(masked) < len(context.masked):
             masks = masks[to_device(np.searchsorted(context.masked, masked).astype(np.int64), logits.device)]
         at = to_device(np.array(masked, np.int64), logits.device)
-        chosen = self._ops.masked_argmax(logits, masks, at)
-        if len(masked) == len(tokens):
-            tokens.copy_(chosen.where(best >= 0, -1))
-        else:
-            tokens[at] = chosen.where(best[at] >= 0, -1)
+        self._ops.masked_argmax(logits, masks, at, tokens)
 
     def _apply(self, active: list[RowState], changed: Tensor, ruled: list[int], context: SampleContext) -> Tensor:
         """``changed``, the logits [N, V] float32 of the rows at the indices ``ruled``, after masks and features."""

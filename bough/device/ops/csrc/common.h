@@ -277,7 +277,7 @@ struct KernelTable {
     void (*argmax[2])(const void* logits, int64_t* out, int64_t rows, int64_t vocab, int threads);
     void (*apply_bitmask[2])(void* logits, const int32_t* masks, const int64_t* rows, int64_t n, int64_t vocab,
                              int threads);
-    void (*masked_argmax[2])(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* out, int64_t n,
+    void (*masked_argmax[2])(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* tokens, int64_t n,
                              int64_t vocab, int threads);
     void (*sample[2])(const SampleCall& call);
     void (*logprobs[2])(const LogprobCall& call);

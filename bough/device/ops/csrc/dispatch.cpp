@@ -199,9 +199,9 @@ EXPORT void bough_apply_bitmask(int dtype, void* logits, const int32_t* masks, c
     table->apply_bitmask[dtype](logits, masks, rows, n, vocab, threads);
 }
 
-EXPORT void bough_masked_argmax(int dtype, const void* logits, const int32_t* masks, const int64_t* rows, int64_t* out,
-                                int64_t n, int64_t vocab, int threads) {
-    table->masked_argmax[dtype](logits, masks, rows, out, n, vocab, threads);
+EXPORT void bough_masked_argmax(int dtype, const void* logits, const int32_t* masks, const int64_t* rows,
+                                int64_t* tokens, int64_t n, int64_t vocab, int threads) {
+    table->masked_argmax[dtype](logits, masks, rows, tokens, n, vocab, threads);
 }
 
 EXPORT void bough_sample(int dtype, const SampleCall* call) { table->sample[dtype](*call); }

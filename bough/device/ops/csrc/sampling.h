@@ -320,13 +320,16 @@ void apply_bitmask(void* logits, const int32_t* masks, const int64_t* rows, int6
     });
 }
 
-// First index of the largest of the values that a row's mask allows; -1 where one of them is a NaN or +inf, or none is
-// more than -inf. Of what a mask forbids nothing is read but whole words beside what it allows.
+// tokens[rows[m]], unless it is negative: first index of the largest of the values that the m-th mask allows; -1 where
+// one of them is a NaN or +inf, or none is more than -inf. Of what a mask forbids nothing is read but whole words beside
+// what it allows.
 template <typename T>
-void masked_argmax(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* out, int64_t n,
+void masked_argmax(const void* logits, const int32_t* masks, const int64_t* rows, int64_t* tokens, int64_t n,
                    int64_t vocab, int threads) {
     const int64_t words = (vocab + 31) / 32, whole = vocab / 32;
     for_rows(n, vocab, threads, [=](int64_t m) {
+        int64_t* out = tokens + rows[m];
+        if (*out < 0) return;
         const T* x = (const T*)logits + rows[m] * vocab;
         const uint32_t* mask = (const uint32_t*)masks + m * words;
         const float infinity = __builtin_inff();
@@ -348,7 +351,7 @@ void masked_argmax(const void* logits, const int32_t* masks, const int64_t* rows
             broken |= !(value < infinity);
             top = value > top ? value : top;
         }
-        out[m] = -1;
+        *out = -1;
         if (broken || top == -infinity) return;
         for (int64_t w = 0; w < words; ++w) {
             if (!mask[w]) continue;
@@ -358,7 +361,7 @@ void masked_argmax(const void* logits, const int32_t* masks, const int64_t* rows
             if (!here) continue;
             for (int64_t i = w * 32; i < vocab && i < w * 32 + 32; ++i)
                 if (mask[w] >> (i % 32) & 1 && widen(x[i]) == top) {
-                    out[m] = i;
+                    *out = i;
                     return;
                 }
         }

@@ -39,10 +39,14 @@ class TritonOps:
     rope_kv_write = staticmethod(rope.rope_kv_write)
     argmax = staticmethod(sampling.argmax)
     apply_bitmask = staticmethod(sampling.apply_bitmask)
+    penalise = staticmethod(sampling.penalise)
     sample = staticmethod(sampling.sample)
     logprobs = staticmethod(sampling.logprobs)
     packed_rows = staticmethod(linear.packed_rows)
     fp8_linear = staticmethod(linear.fp8_linear)
+    round_rows = staticmethod(elementwise.round_rows)
+    rms_norm_rounded = staticmethod(elementwise.rms_norm_rounded)
+    gated_rounded = staticmethod(elementwise.gated_rounded)
 
     def __init__(self, device: torch.device, reason: str) -> None:
         """``device`` is where weights go."""
@@ -81,10 +85,10 @@ class TritonOps:
         array = to_device(work.array, q.device)
         return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
-    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor) -> Tensor:
+    def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         chosen = logits[rows]
         self.apply_bitmask(chosen, masks, torch.arange(len(rows), device=logits.device))
-        return self.argmax(chosen)
+        tokens[rows] = self.argmax(chosen).where(tokens[rows] >= 0, -1)
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_linear, weight.to(self._device), bias)
