@@ -121,6 +121,8 @@ struct Stack {
             if (first < own) {
                 int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
                 if (end > part.n_out) end = part.n_out;
+                for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
+                    lora_fetch(*lora, *call.lora, r, base + begin, base + end);
                 linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end, then, out + base, stride);
                 for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
                     lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
