@@ -13,7 +13,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,12 +21,13 @@ from bough.bench.machine import facts
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.layers.source import TensorSource
 from bough.device.ops.registry import resolve_ops
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.text import load_text
 from bough.models.registry import model_class
 from bough.weights.fetch import resolve as fetch
-from bough.weights.loader import Checkpoint, open_checkpoint
+from bough.weights.loader import open_checkpoint
 from bough.worker.kv_pool import KVPool
 
 TEXT = Path(__file__).parent / "data" / "word_problems.txt"
@@ -36,10 +37,17 @@ COLUMNS = ("weights", "perplexity", "against bf16", "same greedy token", "diverg
 MARKS = "<!-- quality: begin -->", "<!-- quality: end -->"
 
 
+class Weights(TensorSource, Protocol):
+    """Parameters, and the config that they belong to; an open checkpoint is one."""
+
+    @property
+    def config(self) -> dict[str, Any]: ...
+
+
 class Reader:
     """A model whose logits of whole windows can be asked for."""
 
-    def __init__(self, checkpoint: Checkpoint, quantize: Any, n_ids: int) -> None:
+    def __init__(self, checkpoint: Weights, quantize: Any, n_ids: int) -> None:
         ops, dtype, device = resolve_ops("auto"), torch.bfloat16, torch.device("cpu")
         self._attention = PagedAttention(ops)
         scheme = resolve_scheme(quantize, ops, dtype)
@@ -74,22 +82,25 @@ def measure(path: Path) -> list[dict[str, Any]]:
         references = [exact.logits(window)[:-1].log_softmax(-1) for window in windows(ids)]
         for way in WAYS:
             reader = Reader(checkpoint, way, tokenizer.vocab_size)
-            loss = same = divergence = 0.0
-            n = 0
-            for window, reference in zip(windows(ids), references):
-                found = reader.logits(window)[:-1].log_softmax(-1)
-                targets = window[1:].long()[:, None]
-                n += len(targets)
-                loss -= float(found.gather(1, targets).double().sum())
-                same += float((found.argmax(-1) == reference.argmax(-1)).sum())
-                divergence += float((reference.exp() * (reference - found)).sum(-1).double().sum())
-            perplexity = float(torch.tensor(loss / n, dtype=torch.float64).exp())
-            results.append({
-                "weights": way, "tokens": n, "perplexity": perplexity, "same": same / n, "divergence": divergence / n,
-            })  # fmt: skip
+            results.append({"weights": way, **score(reader, list(windows(ids)), references)})
             print(results[-1], flush=True)
     checkpoint.close()
     return results
+
+
+def score(reader: Reader, text: list[torch.Tensor], references: list[torch.Tensor]) -> dict[str, Any]:
+    """Perplexity of ``text``, and the distance from the log-probabilities ``references``."""
+    loss = same = divergence = 0.0
+    n = 0
+    for window, reference in zip(text, references):
+        found = reader.logits(window)[:-1].log_softmax(-1)
+        targets = window[1:].long()[:, None]
+        n += len(targets)
+        loss -= float(found.gather(1, targets).double().sum())
+        same += float((found.argmax(-1) == reference.argmax(-1)).sum())
+        divergence += float((reference.exp() * (reference - found)).sum(-1).double().sum())
+    perplexity = float(torch.tensor(loss / n, dtype=torch.float64).exp())
+    return {"tokens": n, "perplexity": perplexity, "same": same / n, "divergence": divergence / n}
 
 
 def table(results: list[dict[str, Any]]) -> str:

@@ -1,8 +1,8 @@
-"""Prints docs/models.md from the registry, or with --measure first compares every architecture with transformers.
+"""Prints docs/models.md from the registry, or with --measure first compares architectures with transformers.
 
-    python scripts/models_page.py [--measure] > docs/models.md
+    python scripts/models_page.py [--measure [MODEL_TYPE ...]] > docs/models.md
 
-Measuring needs the tests' tiny checkpoints and takes a few minutes; its figures are kept in
+Measuring needs the tests' tiny checkpoints and takes, for all of them, a few minutes; its figures are kept in
 benchmarks/results/parity.json, and the page is made of those.
 """
 
@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from bough.device.quant.blocks import PACKERS
 from bough.models.decoder import Decoder
 from bough.models.registry import MODELS
 from bough.weights.formats import FORMATS
-from bough.weights.gguf_families import FAMILIES, MIXTRAL
+from bough.weights.gguf_families import DEEPSEEK_V3, FAMILIES, MIXTRAL
 from bough.weights.quantized import METHODS
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "results" / "parity.json"
+QUALITY_FIGURES = ROOT / "benchmarks" / "results" / "formats.json"
 
 INTRODUCTION = """# Models
 
@@ -38,6 +40,10 @@ alike a rounding chooses: real weights are nearer.
 
 Whatever generates has the tree, chunked prompts, structured generation, adapters ([LoRA](adapters.md)) and [weights
 in fewer bits](quantization.md). Where all layers run as one call, a step has no overhead between them.
+
+Models with LongRoPE (Phi-3 with 128k) have factors for short and for long sequences. `transformers` goes over to the
+others, and computes all keys anew, when a sequence passes the original context; here `--context-length` decides for all
+sequences, as their keys are shared: up to the original context (4096) they are short, beyond it long.
 """
 
 FALLBACK = """## Others
@@ -53,9 +59,9 @@ and code from model folders is never run. `tests/models/test_fallback.py` compar
 FORMATS_TEXT = """## Weights
 
 - **safetensors**: one file, shards with an index. `.bin` and `.pt` files are refused, with how to convert them.
-- **GGUF**: the architectures with a name in the column "GGUF", every block type of the format but NVFP4. Kept in
-  their blocks, with the very values: {kept}. Decoded to the dtype of the model, which a line of the log says:
-  {decoded}.
+- **GGUF**: the architectures with a name in the column "GGUF", every block type of the format.
+  Multiplied as integers with the very values: {kept}. Decoded to the dtype of the model, which a line of the log
+  says: {decoded}.
 - **Quantised folders** (`quantization_config`): {methods}. AWQ and GPTQ with 4 bits, GPTQ with 8 (also with inputs
   in the order of their importance), compressed-tensors with 4 and 8 bits, with zeros or without, and with 8-bit
   floats, FP8 with scales of weights, outputs and blocks, bitsandbytes with 8 bits, nf4 and fp4. Integers are
@@ -69,10 +75,19 @@ the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests
 `tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
 """
 
+QUALITY = """## What formats cost
+
+Perplexity of `benchmarks/data/word_problems.txt` with the layers of the default model rounded to the nearest value that
+a format has (`python -m benchmarks.formats`). Nothing is calibrated: files made with AWQ, GPTQ or an importance matrix
+are better than the row of their format. The model is small and comes in Q4_1, which "bfloat16" decodes; other grids of
+few bits are laid over that one, so their rows are worse than of weights that were never rounded, that of Q5_1 most: it
+has 32 levels where the model's own 16 span the same range. Rows of 576 inputs have no K formats, of blocks of 256.
+"""
+
 
 def page(figures: dict[str, Any]) -> str:
     gguf = {}
-    for name, family in [*FAMILIES.items(), ("llama", MIXTRAL)]:
+    for name, family in [*FAMILIES.items(), ("llama", MIXTRAL), ("deepseek2", DEEPSEEK_V3)]:
         gguf[family.model_type] = name
     lines = ["| model_type | architecture | GGUF | one call | float32 | bfloat16 |", "|---|---|---|---|--:|--:|"]
     for name in MODELS.names():
@@ -86,11 +101,21 @@ def page(figures: dict[str, Any]) -> str:
     kept = list(PACKERS)
     decoded = [f.name for f in FORMATS.values() if f.name not in PACKERS and f.values > 1]
     formats = FORMATS_TEXT.format(kept=", ".join(kept), decoded=", ".join(decoded), methods=", ".join(METHODS))
-    return "\n".join([INTRODUCTION, *lines, "", FALLBACK, formats]).rstrip()
+    return "\n".join([INTRODUCTION, *lines, "", FALLBACK, formats, QUALITY, *quality()]).rstrip()
 
 
-def measure() -> dict[str, Any]:
-    """Distances of every case that generates, the largest of an architecture's."""
+def quality() -> list[str]:
+    """The lines of the table of what formats cost."""
+    measured = json.loads(QUALITY_FIGURES.read_text())["results"]
+    base = measured["bfloat16"]["perplexity"]
+    lines = ["| weights of the layers | perplexity | against bfloat16 | same greedy token |", "|---|--:|--:|--:|"]
+    for name, row in measured.items():
+        lines.append(f"| {name} | {row['perplexity']:.3f} | {row['perplexity'] / base - 1:+.2%} | {row['same']:.1%} |")
+    return lines
+
+
+def measure(model_types: Collection[str]) -> dict[str, Any]:
+    """Distances of every case of these architectures, or of all that generate; the largest of an architecture's."""
     import torch
 
     sys.path.insert(0, str(ROOT))
@@ -99,6 +124,8 @@ def measure() -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for name, case in CASES.items():
+        if model_types and case.model_type not in model_types:
+            continue
         with tempfile.TemporaryDirectory() as folder:
             model = make_checkpoint(case, Path(folder))
             row = found.setdefault(case.model_type, {"float32": 0.0, "bfloat16": 0.0, "one_call": False})
@@ -115,9 +142,11 @@ def measure() -> dict[str, Any]:
 
 def main() -> None:
     logging.disable()
+    figures = json.loads(FIGURES.read_text())
     if "--measure" in sys.argv[1:]:
-        FIGURES.write_text(json.dumps(measure(), indent=1) + "\n")
-    print(page(json.loads(FIGURES.read_text())))
+        figures |= measure(sys.argv[2:])
+        FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    print(page(figures))
 
 
 if __name__ == "__main__":

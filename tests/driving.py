@@ -177,6 +177,6 @@ def device_parts(kernels: Any, dtype: torch.dtype, quantize: Any = "auto") -> tu
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         triton = TritonOps(device, "under test")
-        return triton, resolve_scheme(quantize, triton, dtype), TritonAttention(triton), dtype, device
+        return triton, resolve_scheme(quantize, triton, dtype, ("fp8",)), TritonAttention(triton), dtype, device
     ops = resolve_ops(kernels)
     return ops, resolve_scheme(quantize, ops, dtype), PagedAttention(ops), dtype, torch.device("cpu")

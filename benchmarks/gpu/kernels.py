@@ -117,6 +117,12 @@ def prompt_attention(world: World) -> Iterator[Case]:
         yield Case(f"prompt attention, {new} tokens", attention(world, 1, new, new, heads), 0.0, flops)
 
 
+def rounded_to(world: World) -> list[torch.dtype]:
+    """What this device multiplies with 8 bits."""
+    fp8 = world.device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
+    return [torch.int8, torch.float8_e4m3fn] if fp8 else [torch.int8]
+
+
 def linears(world: World) -> Iterator[Case]:
     shape = TINY if world.tiny else LLAMA_8B
     n_in, n_out = shape.hidden_size, 2 * shape.intermediate_size
@@ -127,7 +133,7 @@ def linears(world: World) -> Iterator[Case]:
         ("int8 (W8A8)", world.ops.packed_linear(int8_per_output(held), None), 1.0),
         ("int4 (W4A16)", world.ops.packed_linear(int4_in_groups(held), None), 0.625),
     ]
-    if world.device.type == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
+    if torch.float8_e4m3fn in rounded_to(world):
         ways.append(("fp8", Fp8Linear(weight, None, world.ops).apply, 1.0))
     for rows in [3] if world.tiny else [1, 8, 64, 256, 2048]:
         x = world.randn(rows, n_in)
@@ -144,6 +150,11 @@ def elementwise(world: World) -> Iterator[Case]:
     yield Case("add_rms_norm", partial(ops.add_rms_norm, x, residual, norm, 1e-5), 4 * x.nbytes)
     wide = world.randn(n, 2 * inner)
     yield Case("silu_mul", partial(ops.silu_mul, wide), 1.5 * wide.nbytes)
+    for target in rounded_to(world):
+        name = str(target).removeprefix("torch.")
+        run = partial(ops.rms_norm_rounded, x, residual, norm, 1e-5, target)
+        yield Case(f"add_rms_norm to {name}", run, 3 * x.nbytes + n * dim)
+        yield Case(f"silu_mul to {name}", partial(ops.gated_rounded, wide, False, target), wide.nbytes + n * inner)
     heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
     qkv = world.randn(n, (heads.n_heads + 2 * heads.n_kv_heads) * heads.dim)
     k, v = (world.randn(n, heads.n_kv_heads, heads.dim) for _ in range(2))

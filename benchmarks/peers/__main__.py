@@ -36,8 +36,10 @@ def build_parser() -> argparse.ArgumentParser:
     setup.set_defaults(function=_setup)
     commands.add_parser("list", help="rows, goals and peers").set_defaults(function=_list)
     _configure_run(commands.add_parser("run", help="measure side by side"))
-    table = commands.add_parser("table", help="write docs/performance.md from a result")
-    table.add_argument("result", nargs="?", type=Path, help="the newest of benchmarks/results by default")
+    table = commands.add_parser("table", help="write docs/performance.md from results")
+    table.add_argument(
+        "results", nargs="*", type=Path, metavar="RESULT", help="runs; all of benchmarks/results by default"
+    )
     table.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.md")
     table.set_defaults(function=_table)
     profile = commands.add_parser("profile", help="where bough's time goes in one row (needs perf)")
@@ -132,7 +134,7 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
 def _table(arguments: argparse.Namespace, home: Home) -> int:
     from benchmarks.peers.report import publish
 
-    publish(arguments.result or max(RESULTS.glob("peers-*.json")), arguments.output)
+    publish(arguments.results or sorted(RESULTS.glob("peers-*.json")), arguments.output)
     return 0
 
 

@@ -86,7 +86,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 def _machine(report: Mapping[str, Any]) -> str:
     about, limits = report["machine"], report["limits"]
     return (
-        f"{about['date']}, bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
+        f"bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
         f"{report['threads']} threads; medians of {report['plan']['repeats']}, seed {report['plan']['seed']}. "
         f"Measured limits: read {limits['read_gb_s']:.0f} GB/s, bf16 products {limits['bf16_gflop_s']:.0f} GFLOP/s, "
         f"int8 products {limits['int8_gop_s']:.0f} GOP/s."
@@ -195,26 +195,28 @@ def unequal(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{contender}: {f['short']:g} answers were shorter than asked for"
 
 
-def publish(result: Path, output: Path) -> None:
-    """Write the document and its pictures."""
+def publish(results: Sequence[Path], output: Path) -> None:
+    """Write the document and its pictures, a section for each run."""
     from benchmarks.peers.plots import against_floors
 
-    report = json.loads(result.read_text())
+    reports = [json.loads(result.read_text()) for result in results]
     output.parent.mkdir(parents=True, exist_ok=True)
-    pictures = []
+    names = " and ".join(f"`benchmarks/results/{result.name}`" for result in results)
+    parts = [
+        "# Performance on a CPU, side by side",
+        f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
+        "measured and what a floor is. A row that several runs have was measured again.",
+    ]
+    measured = {n: r for report in reports for n, r in report["rows"].items() if "floor_s" in r}
     for model in ("135m", "1b"):
-        rows = {n: r for n, r in report["rows"].items() if n.startswith(f"{model}/") and "floor_s" in r}
+        rows = {n: r for n, r in measured.items() if n.startswith(f"{model}/")}
         if rows:
             path = output.parent / "images" / f"performance-{model}.svg"
             path.parent.mkdir(exist_ok=True)
             against_floors(rows, f"wall time over floor, {model}", path)
-            pictures.append(f"![{model}: wall time over floor](images/{path.name})")
-    intro = (
-        "# Performance on a CPU, side by side\n\n"
-        f"Written by `python -m benchmarks.peers table` from `benchmarks/results/{result.name}`; "
-        "`benchmarks/peers/README.md` says how it was measured and what a floor is."
-    )
-    output.write_text("\n\n".join([intro, *pictures, markdown(report)]))
+            parts.append(f"![{model}: wall time over floor](images/{path.name})")
+    parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
+    output.write_text("\n\n".join(parts))
 
 
 def listing(home: Home) -> str:

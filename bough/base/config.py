@@ -68,6 +68,9 @@ class ScheduleConfig:
     grammar_backend: Literal["llguidance", "xgrammar"] = option(
         "llguidance", "library that constrains answers; xgrammar is an extra, for few schemas that are used long"
     )
+    prefetch: Literal["on", "off"] = option(
+        "on", "compute what programs say they will append while nothing else wants the device"
+    )
     max_wait: float = option(5.0, "seconds after which a waiting request goes first, whatever the policy")
 
 

@@ -70,6 +70,17 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         return np.frombuffer(self.ids, dtype="<i4")
 
 
+class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
+    """What is about to follow an answer, to be computed with what nobody else wants. It has no answer.
+
+    ``ids`` are those of prompt, answer and what its program will append, little-endian int32; ``program`` is its id.
+    """
+
+    ids: bytes
+    namespace: Namespace
+    program: str
+
+
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """Stop these requests in whatever state they are; unknown and finished ones are ignored."""
 
@@ -251,7 +262,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     programs: ProgramStats = ProgramStats()
 
 
-ToEngine = Request | Abort | Control
+ToEngine = Request | Prefetch | Abort | Control
 FromEngine = Hello | Outputs | ControlReply | Stats
 
 encode = msgspec.msgpack.Encoder().encode

@@ -28,6 +28,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         deadline: seconds from this request's arrival by which the program should be done.
         budget: tokens that the program may generate from its first request on; the smallest that was named.
         end: this is the program's last request.
+        after: what the program will append to the answer, as text or as ids: computed ahead while nobody else wants
+            the device. Another continuation costs nothing.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     deadline: float | None = None
     budget: int | None = None
     end: bool = False
+    after: str | tuple[int, ...] = ""
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -114,6 +117,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ProgramStats(msgspec.Struct, frozen=True, kw_only=True):
     """Programs and leases in the engine's heartbeat; counters never fall.
 
+    ``prefetched_tokens`` were computed ahead, of which later requests found ``used_tokens``.
     ``completions`` are the seconds from first request to end of the programs that ended since the previous heartbeat.
     """
 
@@ -128,4 +132,6 @@ class ProgramStats(msgspec.Struct, frozen=True, kw_only=True):
     granted: int = 0
     clipped: int = 0
     denied: int = 0
+    prefetched_tokens: int = 0
+    used_tokens: int = 0
     completions: list[float] = []

@@ -66,7 +66,7 @@ def validate_request(
                 param="thinking_token_budget",
             )
     if request.program is not None:
-        _validate_program(request.program, limits)
+        _validate_program(request.program, limits, vocab_size)
     if request.lease is not None:
         _number("lease", request.lease.ttl, 0, 1e9, open_low=True)
         _number("lease", request.lease.upto or 0, 0, INT64)
@@ -96,7 +96,7 @@ def _validate_task(request: Request, generates: bool, classifies: bool) -> None:
         raise InvalidRequest("a vector cannot be constrained", param="constraint")
 
 
-def _validate_program(program: Program, limits: Limits) -> None:
+def _validate_program(program: Program, limits: Limits, vocab_size: int) -> None:
     for name in ("id", "node", "parent", "fork"):
         value = getattr(program, name)
         if len(value) > limits.program_chars or (name == "id" and not value):
@@ -113,6 +113,12 @@ def _validate_program(program: Program, limits: Limits) -> None:
             _number(f"program.{name}", value, 0, most)
     if program.deadline is not None:
         _number("program.deadline", program.deadline, 0, 1e9, open_low=True)
+    if program.after and program.end:
+        raise InvalidRequest("nothing comes after the last request of a program", param="program.after")
+    if isinstance(program.after, str):
+        _encodable("program.after", program.after)
+    else:
+        _ids("program.after", program.after, INT64, vocab_size)
 
 
 def _validate_reasoning(reasoning: Reasoning, limits: Limits, vocab_size: int) -> None:

@@ -15,11 +15,12 @@ import msgspec
 import numpy as np
 
 from bough.base.config import Config
-from bough.base.errors import EngineError, InvalidRequest, Unavailable
-from bough.base.messages import Hello, Logprob, Namespace, Request
+from bough.base.errors import BoughError, EngineError, InvalidRequest, Unavailable
+from bough.base.messages import Hello, Logprob, Namespace, Prefetch, Request
 from bough.base.params import PoolingParams, SamplingParams
 from bough.base.plan import Ints
 from bough.base.validate import INT64, validate_request
+from bough.engine.ahead import Following
 from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
 from bough.engine.ipc_client import IpcClient
@@ -51,6 +52,7 @@ class AsyncEngine:
         self.template = template
         self._tenant = ""
         self._threads = ThreadPoolExecutor(TEXT_THREADS, "bough-text")
+        self._prefetches: set[asyncio.Task[None]] = set()
 
     @classmethod
     async def launch(cls, config: Config) -> AsyncEngine:
@@ -101,6 +103,8 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End every stream; an engine in this process stops, one in another goes on."""
+        for task in self._prefetches:
+            task.cancel()
         await self.client.close()
         # Waits for the text that each is at, so that nothing of the engine outlives it.
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -157,7 +161,8 @@ class AsyncEngine:
         requests = self._requests(ids, options)
         tail = requests[0].prompt[-16:].tolist()
         texts = {r.rid: SequenceText(i, self.tokenizer, tail, options) for i, r in enumerate(requests)}
-        held: dict[int, Chunk] = {}
+        named, held = options.program, dict[int, Chunk]()
+        following = Following(prompt, options) if named and named.after and self._prefetches_on else None
         outputs = self.client.submit(*requests)
         refusable = True
         try:
@@ -173,6 +178,8 @@ class AsyncEngine:
                     if finish is None and len(chunk.tokens) < min(options.interval, chunk.n_generated):
                         held[chunk.index] = chunk
                         continue
+                if following is not None and following.take(chunk):
+                    self._prefetch(following, requests[0])
                 yield chunk
         finally:
             await outputs.aclose()
@@ -239,6 +246,27 @@ class AsyncEngine:
             await outputs.aclose()
         return [found[request.rid] for request in requests]
 
+    @property
+    def _prefetches_on(self) -> bool:
+        return self.hello.schedule.prefetch == "on"
+
+    def _prefetch(self, following: Following, request: Request) -> None:
+        """Let the engine compute what comes after the answer to ``request``; nobody waits for that."""
+
+        async def tell() -> None:
+            try:
+                ids = await following.ids(self.tokenize)
+                program = request.program
+                assert program is not None
+                message = Prefetch(_prompt_bytes(ids, self.hello.model.vocab_size), request.namespace, program.id)
+                self.client.prefetch(message)
+            except BoughError:
+                pass  # the request that asks for it will be told what is wrong
+
+        task = asyncio.get_running_loop().create_task(tell())
+        self._prefetches.add(task)
+        task.add_done_callback(self._prefetches.discard)
+
     def _identity(self, options: GenerateOptions) -> tuple[str, Namespace]:
         """(rid, namespace) of a request as its tenant's."""
         name = tenant_rid(self._tenant, secrets.token_hex(16) if options.rid is None else options.rid)
@@ -262,6 +290,8 @@ class AsyncEngine:
         name, namespace = self._identity(options)
         seed = options.params.seed
         program = options.program
+        if program is not None and program.after and options.n > 1:
+            raise InvalidRequest("of several answers it is not known which one goes on", param="program.after")
         if program is not None and options.n > 1 and not program.fork:
             program = msgspec.structs.replace(program, fork=options.rid or "n", width=options.n)
         requests = []

@@ -98,21 +98,20 @@ def build(config: Config) -> EngineCore:
     try:
         tokenizer, _ = load_text(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
-        sizes = WorkerSizes(n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running)
+        assert schedule.step_tokens is not None
+        sizes = WorkerSizes(
+            n_ids=tokenizer.vocab_size, context_length=context_length, n_rows=schedule.max_running,
+            step_tokens=schedule.step_tokens,
+        )  # fmt: skip
         executor: WorkerExecutor
         if device == "cuda":
-            assert schedule.step_tokens is not None
-            sizes = replace(sizes, step_tokens=schedule.step_tokens)
             executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
         else:
-            assert schedule.step_tokens is not None
-            sizes = replace(sizes, window_step=schedule.step_tokens)
             platform = CpuPlatform(config.device.threads)
             executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
         checkpoint.close()
     built = executor.built
-    assert schedule.step_tokens is not None
     if not built.causal:  # whole texts, and nothing of one that another could use
         schedule = replace(schedule, step_tokens=max(schedule.step_tokens, context_length))
     kv = KVManager(

@@ -24,6 +24,7 @@ from bough.base.messages import (
     Hello,
     Output,
     Outputs,
+    Prefetch,
     Request,
     Stats,
     ToEngine,
@@ -57,6 +58,10 @@ class EngineClient(Protocol):
         Raises Unavailable without a live engine, Overloaded when too many sequences are in flight and
         InvalidRequest for a rid that is.
         """
+        ...
+
+    def prefetch(self, message: Prefetch) -> None:
+        """Have something computed that nobody has asked for yet; lost where no engine lives."""
         ...
 
     def abort(self, rids: list[str]) -> None:
@@ -143,6 +148,9 @@ class StreamClient:
                 self._leave(list(stream.unfinished))
                 raise Unavailable("the engine cannot be reached")
         return stream
+
+    def prefetch(self, message: Prefetch) -> None:
+        self._post(message)
 
     def abort(self, rids: list[str]) -> None:
         known = [self._wire_ids[rid] for rid in rids if rid in self._wire_ids]

@@ -121,6 +121,7 @@ class Driver:
             while not self._stopping:
                 self.turn()
             self._abort(list(self._owners))
+            self.scheduler.receive(Control(0, "abort_all"))  # what runs for no peer stops, too
             for _ in range(FINISH_STEPS):
                 if self.scheduler.idle:
                     break

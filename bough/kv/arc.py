@@ -142,6 +142,9 @@ class AdaptiveEviction:
             return recent
         return frequent
 
+    def prefers(self, node: Node, victim: Node) -> bool:
+        return True  # whatever is new takes the place of the victim
+
     def _promote(self, node: Node) -> None:
         if node not in self._frequent:
             self._frequent.add(node)

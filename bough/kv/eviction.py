@@ -52,6 +52,10 @@ class EvictionPolicy(Protocol):
         """The offered node that goes next; it stays offered. None when nothing is."""
         ...
 
+    def prefers(self, node: Node, victim: Node) -> bool:
+        """Whether ``node``, which is not in the tree, is worth more than ``victim``, which is the next to go."""
+        ...
+
 
 class LeafHeap:
     """A priority queue of nodes, smallest rank first, with O(1) lazy removal."""
@@ -115,6 +119,9 @@ class RankedEviction:
 
     def victim(self) -> Node | None:
         return self._heap.peek()
+
+    def prefers(self, node: Node, victim: Node) -> bool:
+        return self._rank(victim) < self._rank(node)
 
 
 def lru() -> RankedEviction:

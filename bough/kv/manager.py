@@ -103,9 +103,10 @@ class KVManager:
             self._window = WindowPages(window.n_tokens, self.pages.n_pages, page_size, n_rows, window.window)
         self._sharing: Sharing | None = None
         self._cache: PrefixCache
+        self._tree: RadixTree | None = None
         if cache == "radix":
             policy = EVICTIONS.get(eviction)()
-            tree = RadixTree(page_size, policy)
+            tree = self._tree = RadixTree(page_size, policy)
             self.waiting = WaitingIndex(tree, page_size)
             tree.observe(self.waiting)
             self._cache = tree
@@ -171,6 +172,29 @@ class KVManager:
         if self._sharing is None:
             self._sharing = find_sharing(self._handles)
         return self._sharing.plan(rows, start)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what rows leave is kept for later ones."""
+        return self._tree is not None
+
+    def spare(self, row: int, n: int, owner: int) -> int:
+        """Up to how many of ``n`` more cells ``row`` can have at the cost of nothing that is worth more.
+
+        That is free cells, and those of what the eviction policy would let go before anything new of the program
+        ``owner``; they are free afterwards. Layers that see a window have to have theirs free.
+        """
+        size, start = self.page_size, int(self.n_cells[row])
+        rest = -start % size
+        missing = -(-max(0, n - rest) // size) - self.pages.free
+        if missing > 0 and self._tree is not None:
+            locs = self._tree.evict_lesser(missing * size, owner)
+            self._evicted += len(locs)
+            self._free_locs(locs)
+        pages = self.pages.free
+        if self._window is not None:
+            pages = min(pages, self._window.pages.free)
+        return min(n, rest + pages * size)
 
     # -- the life of a row
 

@@ -246,6 +246,19 @@ class RadixTree:
             freed.append(self._trim(victim, max(victim.start, victim.end - whole), evicted=True))
         return np.frombuffer(b"".join(freed), dtype=np.int32)
 
+    def evict_lesser(self, n_tokens: int, owner: int) -> Ints:
+        """As :meth:`evict`, but only what the policy takes to be worth less than something new of ``owner``."""
+        freed: list[Ints] = []
+        missing = n_tokens
+        while missing > 0 and (victim := self._policy.victim()) is not None:
+            fresh = Node(victim.ns, None, 0, b"", b"", self._now + 1)
+            fresh.owner = owner
+            if not self._policy.prefers(fresh, victim):
+                break
+            freed.append(self.evict(min(missing, victim.n_tokens)))
+            missing -= len(freed[-1])
+        return np.concatenate(freed) if freed else np.zeros(0, dtype=np.int32)
+
     def flush(self) -> Ints:
         """Drop everything that is not locked. The locs."""
         return self.evict(self.evictable_tokens)

@@ -117,6 +117,7 @@ def gen(
     type: Any = None,
     reask: int = 0,
     validate: Callable[[Any], object] | None = None,
+    lora_path: str | None = None,
 ) -> SglExpr:
     """Let the model write; what it writes becomes the variable ``name``. None means: as the run says.
 
@@ -129,17 +130,20 @@ def gen(
             Pydantic or msgspec model, a list of any of them. The text is constrained to it.
         reask: how often the model is told why its answer was rejected, and asked again; the text keeps the last.
         validate: rejects a value by raising ValueError, or by returning False.
+        lora_path: name of the adapter to use for this answer, on backends that have adapters.
     """
     if choices:
         return SglSelect(
-            name, choices, 0.0 if temperature is None else temperature, choices_method or token_length_normalized
-        )
+            name, choices, 0.0 if temperature is None else temperature, choices_method or token_length_normalized,
+            lora_path,
+        )  # fmt: skip
     if regex is not None:
         re.compile(regex)
     return SglGen(
         name, max_tokens, min_tokens, n, stop, stop_token_ids, stop_regex, temperature, top_p, top_k, min_p,
         frequency_penalty, presence_penalty, ignore_eos, return_logprob, logprob_start_len, top_logprobs_num,
         return_text_in_logprobs, dtype, regex, json_schema, type=type, reask=reask, validate=validate,
+        lora_path=lora_path,
     )  # fmt: skip
 
 
@@ -186,10 +190,12 @@ def select(
     choices: list[str] | None = None,
     temperature: float = 0.0,
     choices_method: ChoicesSamplingMethod = token_length_normalized,
+    *,
+    lora_path: str | None = None,
 ) -> SglSelect:
-    """Let the model choose one of several continuations, by their logprobs."""
+    """Let the model, or the adapter ``lora_path`` of it, choose one of several continuations, by their logprobs."""
     assert choices is not None
-    return SglSelect(name, choices, temperature, choices_method)
+    return SglSelect(name, choices, temperature, choices_method, lora_path)
 
 
 def act(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bough.base.errors import Overloaded, Unavailable
 from bough.lang import speculation
-from bough.lang.errors import BackendError, InvalidAnswer, LimitExceeded
+from bough.lang.config import global_config
+from bough.lang.errors import BackendError, InvalidAnswer, LimitExceeded, Unsupported
 from bough.lang.ir import SglGen, SglSelect
 from bough.lang.params import SglSamplingParams, resolve
 from bough.lang.program import Call, Line, remaining
@@ -34,11 +35,16 @@ async def generate(ex: StreamExecutor, expr: SglGen, line: Line | None) -> None:
     if answer is not None:
         answer.constrain(params)
         ex.types_wanted[expr.name] = answer.wanted
-    if answer is not None and (expr.reask or expr.validate):
-        value, text, meta = await _ask_until_valid(ex, expr, answer, params, line)
-    else:
-        value, text, meta = await _once(ex, expr, answer, params, line)
+    place = line, expr.name
+    if global_config.enable_prefetch and params.n == 1:
+        ex.next_text = ex.program.habits.after(place)
+    with _adapted(ex, expr.lora_path):
+        if answer is not None and (expr.reask or expr.validate):
+            value, text, meta = await _ask_until_valid(ex, expr, answer, params, line)
+        else:
+            value, text, meta = await _once(ex, expr, answer, params, line)
     ex.text_ += text
+    ex.next_text, ex.answered = "", (place, len(ex.text_))
     ex.variables[expr.name] = value
     ex.meta_info[expr.name] = meta
     ex.settle(expr.name)
@@ -137,11 +143,12 @@ def _tell(ex: StreamExecutor, error: InvalidAnswer) -> None:
 
 async def select(ex: StreamExecutor, expr: SglSelect, line: Line | None) -> None:
     """Run a select and store what was chosen."""
-    async with recorded(ex, "select", expr.name, line) as call:
-        decision = await repeated(
-            ex, call, lambda: ex.backend.aselect(ex, expr.choices, expr.temperature, expr.choices_method)
-        )
-        call.count(decision.meta_info)
+    with _adapted(ex, expr.lora_path):
+        async with recorded(ex, "select", expr.name, line) as call:
+            decision = await repeated(
+                ex, call, lambda: ex.backend.aselect(ex, expr.choices, expr.temperature, expr.choices_method)
+            )
+            call.count(decision.meta_info)
     if expr.name is not None:
         ex.variables[expr.name] = decision.decision
         ex.meta_info[expr.name] = decision.meta_info
@@ -155,12 +162,27 @@ async def prefill(ex: StreamExecutor, line: Line | None) -> None:
         await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex))
 
 
+@contextmanager
+def _adapted(ex: StreamExecutor, lora_path: str | None) -> Iterator[None]:
+    """The calls in here are made with an adapter. Raises Unsupported where the backend has none."""
+    if lora_path is not None and not ex.backend.takes_adapters:
+        raise Unsupported(f"{type(ex.backend).__name__} takes no adapters")
+    ex.lora_path = lora_path
+    try:
+        yield
+    finally:
+        ex.lora_path = None
+
+
 @asynccontextmanager
 async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line | None) -> AsyncIterator[Call]:
     """The record of one call, with its time and what it failed with."""
     call = ex.program.begin(kind, name, line, ex.last_node)
     ex.current = call
     ex.calls.append(call)
+    if ex.answered is not None and kind in ("generate", "select"):
+        (place, length), ex.answered = ex.answered, None
+        ex.program.habits.learn(place, ex.text_[length:])
     began = time.perf_counter()
     try:
         yield call

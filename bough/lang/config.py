@@ -14,6 +14,8 @@ class GlobalConfig:
         skip_special_tokens_in_output, spaces_between_special_tokens_in_out: sent with every generation.
         enable_precache_with_tracing: a batch first has the constant beginning of its program computed.
         enable_parallel_encoding: join answers as KV where a backend can.
+        enable_prefetch: tell the engine what earlier runs appended after a call, so that it is computed while the
+            program is away; not SGLang's.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class GlobalConfig:
         self.spaces_between_special_tokens_in_out = True
         self.enable_precache_with_tracing = True
         self.enable_parallel_encoding = True
+        self.enable_prefetch = True
 
 
 global_config = GlobalConfig()

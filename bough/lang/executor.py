@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang import interpret
 from bough.lang.errors import Cancelled, ProgramError
+from bough.lang.habits import Place
 from bough.lang.ir import (
     SglAct,
     SglCommitLazy,
@@ -49,6 +50,9 @@ class StreamExecutor:
     Attributes are read by programs and tests: ``text_``, ``messages_``, ``variables``, ``meta_info``,
     ``variable_event``, ``arguments``, ``backend``, ``sid``, ``images_``, ``cur_images``, ``fork_start_text_pos``,
     ``is_finished``, ``error_``.
+
+    Backends also read ``lora_path``, the adapter of the current call, and ``next_text``, what is likely to follow its
+    answer. ``answered`` is the last gen, and the length of the text behind its answer.
     """
 
     def __init__(
@@ -95,6 +99,9 @@ class StreamExecutor:
         self.use_thread = use_thread
         self.last_node = ""
         self.current: Call | None = None
+        self.lora_path: str | None = None
+        self.next_text = ""
+        self.answered: tuple[Place, int] | None = None
         self.calls: list[Call] = []
         self.pieces: dict[Any, list[tuple[str, Any]]] = {}
         self.types_wanted: dict[Any, Any] = {}
@@ -224,6 +231,7 @@ class StreamExecutor:
             child.images_ = list(self.images_)
             child.last_node = self.last_node
             child.fork_name, child.fork_width = name, size
+            child.answered = self.answered
             child.error_, child.failed_call = self.error_, self.failed_call
             made.append(child)
         return made
@@ -247,6 +255,8 @@ class StreamExecutor:
             told["next_uses"] = 0
             if all(m is self or m.is_finished for m in list(self.program.members)):
                 told["end"] = True
+        elif self.next_text:
+            told["after"] = self.next_text
         return told
 
     def end(self) -> None:

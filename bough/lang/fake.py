@@ -31,6 +31,7 @@ class FakeCall:
     prompt: str
     params: SglSamplingParams | None = None
     choices: tuple[str, ...] = ()
+    lora_path: str | None = None
 
 
 class FakeBackend(AsyncBackend):
@@ -52,6 +53,7 @@ class FakeBackend(AsyncBackend):
     """
 
     knows_programs = True
+    takes_adapters = True
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class FakeBackend(AsyncBackend):
         return "fake"
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        self.calls.append(FakeCall("generate", s.text_, sampling_params))
+        self.calls.append(FakeCall("generate", s.text_, sampling_params, lora_path=s.lora_path))
         apply_dtype(sampling_params)
         found = [self._answer(s.text_, sampling_params) for _ in range(sampling_params.n)]
         texts, metas = [text for text, _ in found], [meta for _, meta in found]
@@ -86,7 +88,7 @@ class FakeBackend(AsyncBackend):
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        self.calls.append(FakeCall("stream", s.text_, sampling_params))
+        self.calls.append(FakeCall("stream", s.text_, sampling_params, lora_path=s.lora_path))
         apply_dtype(sampling_params)
         text, meta = self._answer(s.text_, sampling_params)
         words = _words(text)
@@ -97,7 +99,7 @@ class FakeBackend(AsyncBackend):
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        self.calls.append(FakeCall("select", s.text_, choices=tuple(choices)))
+        self.calls.append(FakeCall("select", s.text_, choices=tuple(choices), lora_path=s.lora_path))
         reply = self._reply(s.text_)
         chosen = next((c for c in choices if reply is not None and c.strip() == reply.strip()), choices[0])
         return ChoicesDecision(chosen, self._usage(s.text_))

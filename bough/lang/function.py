@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bough.lang.config import global_config
+from bough.lang.habits import Habits
 from bough.lang.limits import Limits, Retry
 from bough.lang.params import SglSamplingParams
 
@@ -36,6 +37,7 @@ class SglFunction:
         self.pin_prefix_rid = None
         self.limits = limits or Limits()
         self.retry = retry or Retry()
+        self.habits = Habits()
         spec = inspect.getfullargspec(func)
         assert spec.args and spec.args[0] == "s", 'The first argument must be "s"'
         self.arg_names = spec.args[1:]
@@ -48,16 +50,20 @@ class SglFunction:
     def bind(self, **kwargs: Any) -> SglFunction:
         """The same program with some arguments given; they win over those of a call."""
         assert all(key in self.arg_names for key in kwargs)
-        return SglFunction(
+        bound = SglFunction(
             self.func, bind_arguments={**self.bind_arguments, **kwargs}, limits=self.limits, retry=self.retry
         )
+        bound.habits = self.habits
+        return bound
 
     def options(self, *, limits: Limits | None = None, retry: Retry | None = None) -> SglFunction:
         """The same program with other limits, or another way to repeat failed calls."""
-        return SglFunction(
+        other = SglFunction(
             self.func, self.num_api_spec_tokens, self.bind_arguments,
             limits=limits or self.limits, retry=retry or self.retry,
         )  # fmt: skip
+        other.habits = self.habits
+        return other
 
     def run(
         self,

@@ -136,6 +136,7 @@ class SglGen(SglExpr):
 
     ``type`` is the Python type of its value, ``reask`` how often the model is told what is wrong with an answer and
     asked again, ``validate`` a function that raises ValueError for a value that will not do.
+    ``lora_path`` names an adapter.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class SglGen(SglExpr):
         type: Any = None,
         reask: int = 0,
         validate: Callable[[Any], object] | None = None,
+        lora_path: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -178,6 +180,7 @@ class SglGen(SglExpr):
         self.type = type
         self.reask = reask
         self.validate = validate
+        self.lora_path = lora_path
 
     def __repr__(self) -> str:
         return f"Gen('{self.name}')"
@@ -212,13 +215,19 @@ class SglRoleEnd(SglExpr):
 
 class SglSelect(SglExpr):
     def __init__(
-        self, name: str | None, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
+        self,
+        name: str | None,
+        choices: list[str],
+        temperature: float,
+        choices_method: ChoicesSamplingMethod,
+        lora_path: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.choices = choices
         self.temperature = temperature
         self.choices_method = choices_method
+        self.lora_path = lora_path
 
     def __repr__(self) -> str:
         return f"Select({self.name}, choices={self.choices}, choices_method={self.choices_method})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bough.lang.errors import Cancelled, LimitExceeded
+from bough.lang.habits import Habits
 from bough.lang.limits import Limits, Retry
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Program:
     name: str
     limits: Limits = Limits()
     retry: Retry = Retry()
+    habits: Habits = field(default_factory=Habits)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     calls: list[Call] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)

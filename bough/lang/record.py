@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 def key_of(kind: str, s: StreamExecutor, asked: Any) -> str:
     """The same for the same question to the same text."""
     images = [data for _, data in s.images_]
-    said = json.dumps([kind, s.text_, images, asked], sort_keys=True, ensure_ascii=False, default=str)
+    adapter = [] if s.lora_path is None else [s.lora_path]
+    said = json.dumps([kind, s.text_, images, asked, *adapter], sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -42,6 +43,7 @@ class _Recorder(AsyncBackend):
         self.loop = self._inner.loop
         self.is_chat_model = self._inner.is_chat_model
         self.knows_programs = self._inner.knows_programs
+        self.takes_adapters = self._inner.takes_adapters
         self.chat_template = self._inner.get_chat_template()
         self._path = path
         template = dataclasses.asdict(self.chat_template) | {"style": self.chat_template.style.name}
@@ -88,6 +90,7 @@ class _Recorder(AsyncBackend):
 
 class _Replayer(AsyncBackend):
     knows_programs = True
+    takes_adapters = True
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ class DecoderConfig:
         attention_scale: factor of the scores; None: 1 / sqrt(head_dim).
         attention_softcap, logit_softcap: bounds of scores and logits, 0 for none.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of what sublayers add, of logits.
-        qk_norm, interleaved, sinks: see :class:`bough.device.layers.attention.AttentionForm`.
+        qk_norm, qkv_clip, interleaved, sinks: see :class:`bough.device.layers.attention.AttentionForm`.
     """
 
     vocab_size: int
@@ -72,6 +72,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     qk_norm: QKNorm = "none"
+    qkv_clip: float = 0.0
     interleaved: bool = False
     sinks: bool = False
 
@@ -191,6 +192,7 @@ class Decoder:
             sinks=c.sinks,
             interleaved=c.interleaved,
             qk_norm=c.qk_norm,
+            clip=c.qkv_clip,
             norm=c.norm,
         )
         return Attention(self.context, prefix, form, self.rotary(i))

@@ -16,7 +16,10 @@ from bough.models.decoder import Decoder, DecoderConfig
 class Glm4(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"partial_rotary_factor": 0.5, "attention_bias": True}
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    }  # fmt: skip
     norms = "input", "post_self_attn", "post_attention", "post_mlp"
 
     @classmethod

@@ -1,8 +1,8 @@
 """gpt-oss (OpenAI 2025): ``model_type`` gpt_oss.
 
 Every other layer sees a window; each head's softmax has one more score that belongs to no token (a sink); all layers
-have a mixture of experts with biases and a clamped activation. Checkpoints hold the experts of a layer stacked, as
-MXFP4 or dequantised.
+have a mixture of experts with biases and a clamped activation. Folders hold the experts of a layer stacked, as MXFP4 or
+dequantised; in GGUF files they can be read one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.moe import Expert, Experts, Router, Routing, SparseMoE
 from bough.device.ops.experts import Clamp
-from bough.device.quant.base import Held, Parameter
+from bough.device.quant.base import Held, LinearMethod, Parameter
 from bough.device.quant.mxfp4 import GROUP, MxFp4
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, layer_windows
@@ -46,20 +46,36 @@ class GptOss(Decoder):
         routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 4), scores="chosen")
         router = Router(context, f"{prefix}.router", hidden, routing, bias=True)
         at = f"{prefix}.experts"
+        clamp = Clamp(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0))
+        single = context.has(f"{at}.0.down_proj.weight")
+        experts = [self._expert(f"{at}.{e}") for e in range(n_experts)] if single else self._experts(at, n_experts)
+        return SparseMoE(router, Experts(context, experts, hidden, inner, clamp))
+
+    def _expert(self, at: str) -> Expert:
+        """The one whose parameters' names begin with ``at``."""
+        context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
+
+        def linear(names: tuple[str, ...], n_in: int, n_out: int) -> LinearMethod:
+            bias = torch.cat([context.parameter(f"{at}.{name}.bias", (n_out,)) for name in names])
+            return context.linear([(f"{at}.{name}.weight", n_out) for name in names], n_in, bias)
+
+        return Expert(linear(("gate_proj", "up_proj"), hidden, inner), linear(("down_proj",), inner, hidden))
+
+    def _experts(self, at: str, n_experts: int) -> list[Expert]:
+        """Those that are stacked in parameters whose names begin with ``at``."""
+        context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
         gate_up = self._stacked(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
         gate_up_bias = context.parameter(f"{at}.gate_up_proj_bias", (n_experts, 2 * inner))
         down = self._stacked(f"{at}.down_proj", (n_experts, inner, hidden))
         down_bias = context.parameter(f"{at}.down_proj_bias", (n_experts, hidden))
         # Outputs of the first product alternate: a gate, a value.
-        experts = [
+        return [
             Expert(
                 context.linear_of([gate_up(e, GATES), gate_up(e, VALUES)], torch.cat((bias[GATES], bias[VALUES]))),
                 context.linear_of([down(e, ALL)], down_bias[e]),
             )
             for e, bias in enumerate(gate_up_bias)
         ]
-        clamp = Clamp(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0))
-        return SparseMoE(router, Experts(context, experts, hidden, inner, clamp))
 
     def _stacked(self, name: str, shape: tuple[int, int, int]) -> Callable[[int, slice], Parameter]:
         """(expert, outputs) -> the weight [out, in] of these outputs, of ``name`` with ``shape`` [E, in, out]."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.moe import Router, Routing, SparseMoE, read_experts
@@ -12,6 +15,8 @@ from bough.models.mistral import Mistral
 
 class Mixtral(Mistral):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -5,6 +5,7 @@ Llama with one parameter for queries, keys and values, one for gate and up, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from bough.models.config import ConfigReader
@@ -13,6 +14,8 @@ from bough.models.decoder import Decoder, DecoderConfig, layer_windows, read_siz
 
 class Phi3(Decoder):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {"rms_norm_eps": 1e-5}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

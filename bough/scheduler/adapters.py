@@ -122,6 +122,11 @@ class Adapters:
             if entry is not None:
                 entry.users.pop(req.order, None)
 
+    def ready(self, name: str) -> tuple[int, str] | None:
+        """(place, name@version) of an adapter that is there and stays; nobody's turn changes by the question."""
+        entry = self._known.get(name)
+        return None if entry is None or entry.state is not State.READY else (entry.place, f"{name}@{entry.version}")
+
     # -- operators
 
     def load(self, control: int, name: str, path: str, pinned: bool) -> None:

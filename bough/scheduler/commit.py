@@ -54,7 +54,9 @@ class Committer:
             outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), bool(new[i]))
         for i, failure in result.failed.items():
             req = flight.reqs[i]
-            if req.status is Status.RUNNING:
+            if req.background:
+                self._close(req)
+            elif req.status is Status.RUNNING:
                 outputs.append(terminal(req, Finish("error", message=failure.message, status=failure.status)))
                 self._close(req)
         for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
@@ -117,6 +119,10 @@ class Committer:
                 continue
             req, row = flight.reqs[i], int(flight.plan.rows[i])
             done = rows.computed[row] == rows.n_ids[row] >= rows.limit[row]
+            if req.background:
+                if done:
+                    self._close(req)
+                continue
             prompt_logprobs = self._prompt_logprobs(req, result, i)
             if done or prompt_logprobs:
                 pooled = result.pooled[i].astype("<f4").tobytes() if done and i in result.pooled else None
@@ -204,9 +210,8 @@ class Committer:
         return terminal(req, finish)
 
     def _close(self, req: Req) -> None:
-        req.status = Status.FINISHED
-        self._rows.live[req.row] = False
-        self.finished += 1
+        self._planner.close(req)
+        self.finished += not req.background
 
     def _vacate(self, row: int) -> None:
         # The last id is left out even where an overlapped step has computed its KV, so that what the cache

@@ -23,14 +23,17 @@ from bough.base.messages import (
     ModelInfo,
     Output,
     Outputs,
+    Prefetch,
     Request,
     Stats,
     ToEngine,
 )
+from bough.base.params import SamplingParams
 from bough.base.plan import AdapterDevice, Executor, Masks, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
 from bough.scheduler.adapters import Adapters
+from bough.scheduler.background import Background, made
 from bough.scheduler.commit import Committer, terminal
 from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
@@ -101,11 +104,14 @@ class Scheduler:
         self._programs = Programs(kv.capacity, kv.claims)
         policy = POLICIES.get(config.policy)(kv.waiting, draw, self._programs)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
+        self._adapters = Adapters(adapters)
+        self._background = Background(kv, self._programs, self._adapters)
         self._planner = Planner(
             kv,
             self._rows,
             self._queue,
             self._programs,
+            self._background,
             config.step_tokens,
             model.eos_ids,
             clock,
@@ -114,7 +120,6 @@ class Scheduler:
         self._constraints = Constraints(
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
-        self._adapters = Adapters(adapters)
         self._gates = GateSet((*gates, self._adapters, self._constraints))
         self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)
         self._forward: tuple[Flight, Any] | None = None  # launched, and yet to be sampled
@@ -170,7 +175,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Nothing runs, waits or is in flight."""
-        return not self._reqs and not self._in_flight and not self._adapters.busy
+        return not (self._reqs or self._in_flight or self._background) and not self._adapters.busy
 
     @property
     def stalled(self) -> bool:
@@ -221,6 +226,8 @@ class Scheduler:
                 except Exception as error:
                     log.exception("a request could not be taken in")
                     self._refuse(message, BoughError(f"the engine could not take the request: {type(error).__name__}"))
+            case Prefetch():
+                self._prefetch(message)
             case Abort():
                 for rid in message.rids:
                     if (req := self._reqs.get(rid)) is not None:
@@ -262,6 +269,8 @@ class Scheduler:
             ids=request.prompt,
             logprob_from=initial_logprob_from(request),
         )
+        if self._background.overtaken(request):
+            self._planner.stop_background()
         held = self._gates.hold(req)
         req.program = self._programs.arrive(req)
         if held:
@@ -275,6 +284,25 @@ class Scheduler:
                 # Most have ended long before their deadlines: sweep them, at O(1) per arrival.
                 self._deadlines = [d for d in self._deadlines if (r := self._reqs.get(d[2])) and r.order == d[1]]
                 heapq.heapify(self._deadlines)
+
+    def _prefetch(self, message: Prefetch) -> None:
+        """Compute what a program will append, some time. Raises InvalidRequest for what no request could be."""
+        state = self._programs.find(message.namespace.tenant, message.program)
+        if state is None or not self._kv.keeps:
+            return
+        n, model = len(message.ids) // 4, self._model
+        request = Request(
+            rid="ahead",
+            ids=message.ids,
+            params=SamplingParams(max_tokens=0, prompt_logprobs=0, logprob_start=n),
+            namespace=message.namespace,
+        )
+        validate_request(request, self._limits, model.vocab_size, model.context_length, generates=model.generates)
+        if n <= self._kv.capacity:
+            self._arrivals += 1
+            req = made(request, self._arrivals, self._clock(), self._draw())
+            req.program = state
+            self._background.push(req)
 
     def _limit(self, request: Request) -> int:
         """Most ids the request may have; refuses what could not run even alone."""
@@ -303,10 +331,12 @@ class Scheduler:
         self._programs.tick(self._clock())
         match message.op:
             case "flush_cache":
+                self._stop_background()
                 freed, kept = self._kv.flush(), self._kv.usage().locked
                 text = f"{freed} tokens were dropped from the cache"
                 self.outbox.append(ControlReply(message.id, True, text, {"dropped": freed, "kept": kept}))
             case "abort_all":
+                self._stop_background()
                 for req in list(self._reqs.values()):
                     self._end(req, Finish("abort", message="all requests were aborted"))
                     self._aborted += 1
@@ -339,6 +369,11 @@ class Scheduler:
             self._news = []
         self.outbox += self._adapters.replies
         self._adapters.replies.clear()
+
+    def _stop_background(self) -> None:
+        """Nothing runs ahead any more."""
+        self._background.clear()
+        self._planner.stop_background()
 
     # -- ends other than by commit -------------------------------------------------------------------------
 
@@ -404,6 +439,9 @@ class Scheduler:
             req = by_row[row]
             rows.in_flight[row] = 0
             self._planner.discard(row, int(rows.computed[row]))
+            if req.background:
+                self._background.stopped(req)
+                continue
             if req.status is Status.FINISHED:
                 continue
             req.failures += 1
@@ -427,7 +465,7 @@ class Scheduler:
         return Stats(
             steps=self._steps,
             waiting=len(self._queue) + len(self._gates) + len(planner.suspects),
-            running=len(self._rows),
+            running=self._programs.rows,
             pool_tokens=usage.total,
             free_tokens=usage.free,
             tree_tokens=usage.tree,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bough.base.plan import LAST, Bools, Ints, RowInit, StepPlan
-from bough.kv.manager import KVManager
+from bough.kv.manager import Admission, KVManager
 from bough.kv.node import NOBODY
+from bough.scheduler.background import BESIDE, Background
 from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import EMPTY, NO_ROW, Req, Status
@@ -64,6 +65,7 @@ class Planner:
         rows: Rows,
         queue: WaitQueue,
         programs: Programs,
+        background: Background,
         step_tokens: int,
         eos_ids: tuple[int, ...],
         clock: Callable[[], float],
@@ -76,6 +78,7 @@ class Planner:
         self._rows = rows
         self._queue = queue
         self._programs = programs
+        self._background = background
         self._step_tokens = step_tokens
         self._eos_ids = eos_ids
         self._clock = clock
@@ -96,6 +99,8 @@ class Planner:
         Rows are taken away from requests only when ``settled``, that is when nothing is in flight: then the
         host knows every sampled token, and a retracted request resumes exactly where it was.
         """
+        if self._background.stale():
+            self.stop_background()
         if not settled and (self.suspects or self._preempt):
             return None
         if self.suspects:
@@ -108,10 +113,13 @@ class Planner:
                 budget = self._plan_running(parts)
                 break
             except OutOfCells:
+                if self.stop_background():
+                    continue
                 if not settled:
                     return None
                 self.retract(self._victim())
-        self._admit(parts, budget)
+        budget = self._admit(parts, budget)
+        self._run_background(parts, budget)
         self._headroom = max(HEADROOM_FLOOR, self._headroom * HEADROOM_DECAY)
         return self._finish(parts)
 
@@ -125,6 +133,12 @@ class Planner:
         self.retracted += 1
         self._headroom = min(1.0, self._headroom + HEADROOM_RAISE)
         self._queue.push(req)
+
+    def close(self, req: Req) -> None:
+        """``req``, which runs, is over; its row goes when no step in flight has it."""
+        req.status = Status.FINISHED
+        self._rows.live[req.row] = False
+        self._background.stopped(req)
 
     def vacate(self, row: int, upto: int) -> None:
         """End the tenure of ``row``; the KV of its first ``upto`` tokens goes into the tree."""
@@ -154,7 +168,12 @@ class Planner:
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
-        more = rows.live[running] & (todo > 0) & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
+        more = (
+            rows.live[running]
+            & ~rows.background[running]
+            & (todo > 0)
+            & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
+        )
         budget = self._step_tokens
         single = running[more & (todo == 1)][:budget]
         if len(single):
@@ -187,13 +206,7 @@ class Planner:
             self._undo(parts)
             raise OutOfCells
         ids = rows.ids[row]
-        parts.add(
-            np.array([row], np.int32),
-            np.array([start], np.int32),
-            np.array([n], np.int32),
-            ids[start : start + n].copy(),
-            out_loc,
-        )
+        parts.add(*_column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
 
     def _undo(self, parts: _Parts) -> None:
@@ -214,18 +227,21 @@ class Planner:
 
     # -- rows that enter -------------------------------------------------------------------------------
 
-    def _admit(self, parts: _Parts, budget: int) -> None:
-        """Admit waiting requests in the queue's order while budget, rows and cells last.
+    def _admit(self, parts: _Parts, budget: int) -> int:
+        """Admit waiting requests in the queue's order while budget, rows and cells last; what nobody wants of it.
 
         The head is never passed over for lack of memory, so a large request cannot be starved by small ones.
         """
         while budget > 0 and (req := self._queue.head(self._clock())) is not None:
             n = self._try_admit(parts, req, budget)
+            if not n and self.stop_background():
+                n = self._try_admit(parts, req, budget)
             if not n:
                 # Rows of this plan cannot be taken back any more: the next step starts by making room.
                 self._preempt = self._preempted_by(req) is not None
-                return
+                return 0
             budget -= n
+        return budget
 
     def _make_room(self) -> None:
         """Retract one row in favour of the head of the queue, under a preemptive policy."""
@@ -272,8 +288,14 @@ class Planner:
             req.cached_len = cached_len
             self.prompt_tokens += req.n_prompt
             self.cached_tokens += cached_len
+        self._enter(parts, req, admission, n, out_loc)
+        return n
+
+    def _enter(self, parts: _Parts, req: Req, admission: Admission, n: int, out_loc: Ints) -> None:
+        """``req`` runs from now on, with its next ``n`` tokens at ``out_loc``."""
+        kv, (row, cached_len) = self._kv, admission
         req.status = Status.RUNNING
-        rows.enter(row, req, cached_len, self._eos_ids)
+        self._rows.enter(row, req, cached_len, self._eos_ids)
         params = req.request.params
         parts.admitted.append(
             RowInit(
@@ -290,15 +312,8 @@ class Planner:
                 window_locs=kv.window_locs(kv.row_locs(row, 0, cached_len)),
             )
         )
-        parts.add(
-            np.array([row], np.int32),
-            np.array([cached_len], np.int32),
-            np.array([n], np.int32),
-            req.ids[cached_len : cached_len + n],
-            out_loc,
-        )
+        parts.add(*_column(row, cached_len, n), req.ids[cached_len : cached_len + n], out_loc)
         kv.publish(row, req.ids, cached_len + n)
-        return n
 
     def _reserved(self, req: Req) -> int:
         """Cells to leave for rows that run: the rest of their prompts, and a share of what they may generate."""
@@ -315,8 +330,56 @@ class Planner:
             return True
         return self._kv.windows_fit(np.append(rows.limit[rows.running], np.int32(req.limit)), self._step_tokens)
 
+    # -- what runs ahead
+
+    def _run_background(self, parts: _Parts, budget: int) -> None:
+        """Go on with what a program will append, with what the others of this plan have left of the budget."""
+        background, rows = self._background, self._rows
+        others = sum(len(tokens) for tokens in parts.tokens)
+        budget = min(budget, max(1, others // BESIDE) if others else budget)
+        req = background.next() if budget else None
+        if req is None:
+            return
+        assert req.program is not None
+        owner, admission = req.program.number, None
+        if req.row == NO_ROW:
+            admission = self._kv.admit(req.request.namespace, req.ids, req.match_limit, owner)
+            if admission is None:
+                return
+            row, start = admission
+            background.began(req, start)
+        else:
+            row, start = req.row, int(rows.planned[req.row])
+        n = self._kv.spare(row, min(budget, len(req.request.prompt) - start), owner)
+        out_loc = self._kv.grow(row, n) if n else None
+        if admission is not None and out_loc is not None:
+            self._enter(parts, req, admission, n, out_loc)
+        elif admission is not None:
+            self._kv.release(row, req.ids, 0)
+            background.stopped(req)
+        elif out_loc is not None:
+            ids = rows.ids[row, : start + n]
+            parts.add(*_column(row, start, n), ids[start:].copy(), out_loc)
+            self._kv.publish(row, ids, start + n)
+        elif start < len(req.request.prompt):
+            self.stop_background()
+        background.planned(n)
+
+    def stop_background(self) -> bool:
+        """What runs ahead gives its row back, with the next commit where it is in flight; whether it did so at once."""
+        req = self._background.running
+        if req is None:
+            return False
+        rows, row = self._rows, req.row
+        self.close(req)
+        if rows.in_flight[row]:
+            return False
+        self.vacate(row, int(rows.computed[row]))
+        return True
+
     def _next_suspect(self) -> Flight | None:
         """One suspect alone in a plan. It waits in no queue, and nobody else runs beside it."""
+        self.stop_background()
         parts = _Parts()
         req = self.suspects[0]
         while True:
@@ -374,3 +437,8 @@ class Planner:
             if first < last:
                 found[i] = first, rows.ids[row, first:last].copy()
         return found
+
+
+def _column(row: int, start: int, n: int) -> tuple[Ints, Ints, Ints]:
+    """Row, start and number of new tokens as a plan's columns."""
+    return np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32)

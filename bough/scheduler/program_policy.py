@@ -48,11 +48,12 @@ class ProgramPolicy:
 
     The rank is :attr:`ProgramState.rank`. A program without a seat waits until there is room for its KV beside that
     of the seated ones, while anything runs. Siblings of a fork follow one another. No program waits for ever, because
-    one that was passed over for AGING times its own service goes first, seat or not; requests of no program are
+    one that was passed over for ``aging`` times its own service goes first, seat or not; requests of no program are
     ordered by their match lengths and aged by the queue.
     """
 
     preemptive = False
+    aging: float = AGING
 
     def __init__(self, index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> None:
         self._programs = programs
@@ -74,7 +75,7 @@ class ProgramPolicy:
         queue = self._waiting.get(state.number)
         if queue is None:
             queue = self._waiting[state.number] = KeyPolicy(lambda req, length: (not req.started,))
-            state.aged = self._programs.service + AGING * max(state.service, self._programs.first_level)
+            state.aged = self._programs.service + self.aging * max(state.service, self._programs.first_level)
             self._aged.put(state)
         queue.push(req, length)
         if (fork := fork_of(req)) is not None:

@@ -14,8 +14,11 @@ import heapq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bough.base.errors import InvalidRequest, NotFound
-from bough.base.messages import Request
+from bough.base.messages import Namespace, Request
+from bough.base.plan import Ints
 from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
 from bough.kv.claims import Claims
 
@@ -39,6 +42,28 @@ PROGRAMS = 4096
 """Programs that are remembered between their requests; the longest idle is forgotten first."""
 
 
+AHEAD = 64
+"""Continuations computed ahead that a program may have unused; the oldest is forgotten first."""
+
+
+@dataclass(slots=True, eq=False)
+class Ahead:
+    """The tokens ``ids[start:end]`` of a namespace were computed before anybody asked for them."""
+
+    namespace: Namespace
+    ids: Ints
+    start: int
+    end: int
+
+    def found(self, req: Req, cached_len: int) -> int:
+        """How many of them ``req``, which got ``cached_len`` tokens from the cache, has found there."""
+        end = min(self.end, cached_len)
+        if end <= self.start or req.request.namespace != self.namespace:
+            return 0
+        differ = np.flatnonzero(self.ids[:end] != req.ids[:end])
+        return max(0, (int(differ[0]) if len(differ) else end) - self.start)
+
+
 @dataclass(slots=True, eq=False)
 class ProgramState:
     """One program of one tenant.
@@ -60,6 +85,7 @@ class ProgramState:
         left: clock reading at which its last request ended; ``leaves`` is when its seat goes.
         node: the call that came last.
         seated, ended: it has a seat; its last request was announced.
+        ahead: what was computed for it before it asked, and it has not found yet.
     """
 
     key: tuple[str, str]
@@ -85,6 +111,7 @@ class ProgramState:
     node: str = ""
     seated: bool = False
     ended: bool = False
+    ahead: list[Ahead] = field(default_factory=list)
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -115,6 +142,7 @@ class Programs:
         self._needed = 0
         self._count = self._ended = 0
         self._prompt_tokens = self._cached_tokens = 0
+        self.prefetched = self._used = 0
         self._completions: list[float] = []
         self._pause = PAUSE
         self._token_seconds = 0.0
@@ -223,6 +251,7 @@ class Programs:
             state.cached += cached_len
             self._prompt_tokens += req.n_prompt
             self._cached_tokens += cached_len
+            self._find_ahead(state, req, cached_len)
         self._serve(state, len(req.ids) - cached_len)
         if not state.seated and self.has_room(state):
             state.seated = True
@@ -231,10 +260,20 @@ class Programs:
 
     def vacated(self, req: Req) -> None:
         """``req`` lost its row, and the cache has what it computed."""
-        self.rows -= 1
+        self.rows -= not req.background
         state = req.program
         if state is not None and self.find(*state.key) is not state:
             self._claims.over(state.number)  # a row that was in flight outlived its program
+
+    def runs_ahead(self, state: ProgramState, record: Ahead) -> None:
+        """What ``record`` says is being computed for ``state``, which has not asked for it yet."""
+        state.ahead = [*state.ahead[1 - AHEAD :], record]
+
+    def _find_ahead(self, state: ProgramState, req: Req, cached_len: int) -> None:
+        for record in list(state.ahead):
+            if n := record.found(req, cached_len):
+                self._used += n
+                state.ahead.remove(record)
 
     def ended(self, req: Req) -> None:
         """``req`` has had its terminal event."""
@@ -329,6 +368,8 @@ class Programs:
             granted=answers["granted"],
             clipped=answers["clipped"],
             denied=answers["denied"],
+            prefetched_tokens=self.prefetched,
+            used_tokens=self._used,
             completions=completions,
         )
 

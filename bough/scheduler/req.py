@@ -50,6 +50,7 @@ class Req:
         guide: state of its constraint, None without one.
         adapter: the place of its adapter, once it is loaded; NO_ADAPTER without one.
         program: what it is a part of, None for a program of one request.
+        background: nobody asked for it: it is what a program is about to append.
     """
 
     request: Request
@@ -70,6 +71,7 @@ class Req:
     guide: Guide | None = None
     adapter: int = NO_ADAPTER
     program: ProgramState | None = None
+    background: bool = False
 
     @property
     def n_prompt(self) -> int:

@@ -37,6 +37,7 @@ class Rows:
         guided: the row has a matcher, or will have one.
         traced: it is guided, and its logprobs are reported.
         held: its matcher is still being made, so it may not sample yet: its last id is not computed.
+        background: nobody asked for it.
         in_flight: number of launched steps that contain the row.
         live: the row's request has not ended; a row that is neither live nor in flight is released.
         reqs: the request that owns each row.
@@ -57,6 +58,7 @@ class Rows:
         self.guided: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.traced: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.held: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.background: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.in_flight: Ints = np.zeros(n_rows, dtype=np.int32)
         self.live: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.reqs: list[Req | None] = [None] * n_rows
@@ -105,6 +107,7 @@ class Rows:
         self.guided[row] = req.guide is not None
         self.traced[row] = req.guide is not None and params.logprobs is not None
         self.held[row] = req.held
+        self.background[row] = req.background
         self.live[row] = True
         self.reqs[row] = req
         self._order[row] = None

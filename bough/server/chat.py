@@ -144,6 +144,12 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         body.prompt_logprobs,
     )
     program = program_of(call.program, body.program)
+    if program is not None and program.after:
+        raise InvalidRequest(
+            "what follows an answer in a chat is for its template to say; program.after is for /generate and "
+            "/v1/completions",
+            param="program.after",
+        )
     options = openai_options(service, call.engine, body, lengths, rids[0], program, await _lease(call, body, ids))
     options = shape.options(options)
     service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))

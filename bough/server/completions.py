@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
@@ -112,12 +112,12 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
         prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
     program = program_of(call.program, body.program)
-    options = [
-        thoughtful(
-            openai_options(service, engine, body, _lengths(service, body, prompt), rid, program), body, call, prompt.ids
-        )
-        for prompt, rid in zip(prompts, rids, strict=True)
-    ]
+    options = []
+    for prompt, rid in zip(prompts, rids, strict=True):
+        made = openai_options(service, engine, body, _lengths(service, body, prompt), rid, program)
+        if body.add_special_tokens is not False:
+            made = replace(made, prompt_text=prompt.text)
+        options.append(thoughtful(made, body, call, prompt.ids))
     work = zip((prompt.ids for prompt in prompts), options, strict=True)
     service.admit(call.flight, sequence_rids(options), most_tokens(service, work))
     envelope = Response(

@@ -56,6 +56,8 @@ _PROGRAM_COUNTERS = (
     ("forgotten", "Programs that never ended and were forgotten"),
     ("prompt_tokens", "Prompt tokens of programs"),
     ("cached_tokens", "Prompt tokens of programs that came from the cache"),
+    ("prefetched_tokens", "Tokens computed ahead of the requests of programs"),
+    ("used_tokens", "Tokens computed ahead that a later request found in the cache"),
 )
 _PROGRAM_GAUGES = (
     ("known", "programs", "Programs that have requests or may come back"),

@@ -197,6 +197,7 @@ def _options(
         interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
         program=_each(body.program, i),
         lease=lease_of(_each(body.lease, i)),
+        prompt_text=prompt.text,
     )
     return options, silent
 

@@ -1,4 +1,4 @@
-"""Decoding of ggml's formats of 1 to 4 bits whose integers are indices into tables (IQ*, MXFP4), or ternary (TQ*).
+"""Decoding of ggml's formats of 1 to 4 bits whose integers index tables (IQ*, MXFP4, NVFP4), or are ternary (TQ*).
 
 Shapes as in :mod:`bough.weights.blocks`; g groups of a block share a scale. Operations come in ggml's order, so that
 values agree to the last bit.
@@ -142,3 +142,13 @@ def mxfp4(blocks: Blocks) -> Floats:
     e = blocks["e"].astype(np.uint32)
     bits = np.where(e < 2, np.uint32(0x00200000) << e, (e - np.uint32(1)) << np.uint32(23)).astype(np.uint32)
     return _E2M1[nibbles(blocks["q"])] * bits.view(np.float32)[:, None]
+
+
+def nvfp4(blocks: Blocks) -> Floats:
+    # The scale of 16 values is an 8-bit float without a sign, of 4 bits of exponent; its NaN means nothing.
+    d = blocks["d"].astype(np.int32)
+    exponent, mantissa = d >> 3 & 15, (d & 7).astype(np.float32)
+    half = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(1 + mantissa / 8, exponent - 8))
+    half[d == 0x7F] = 0
+    codes = np.concatenate((blocks["q"] & 15, blocks["q"] >> 4), axis=2)
+    return (_E2M1[codes] * half.astype(np.float32)[..., None]).reshape(len(blocks), 64)

@@ -70,9 +70,10 @@ FORMATS: dict[int, BlockFormat] = {
     34: _format("TQ1_0", 256, codebooks.tq1_0, ("q", "u1", 48), ("high", "u1", 4), ("d", "<f2")),
     35: _format("TQ2_0", 256, codebooks.tq2_0, ("q", "u1", 64), ("d", "<f2")),
     39: _format("MXFP4", 32, codebooks.mxfp4, ("e", "u1"), ("q", "u1", 16)),
+    40: _format("NVFP4", 64, codebooks.nvfp4, ("d", "u1", 4), ("q", "u1", (4, 8))),
 }
 
 #: Types that exist but cannot be loaded, for messages.
 OTHER_TYPES: dict[int, str] = {
-    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
 }  # fmt: skip

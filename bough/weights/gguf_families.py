@@ -17,6 +17,9 @@ from bough.weights.gguf_metadata import Metadata
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+_SOFTMAX, _SIGMOID = 1, 2
+"""What scores experts, as files number it."""
+
 Settings = Callable[[Metadata, Mapping[str, TensorInfo]], dict[str, Any]]
 
 IN_LAYER = {
@@ -49,6 +52,23 @@ _EXPERTS = {
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
+_BESIDE_SHARED = {
+    **_EXPERTS,
+    **{f"ffn_{name}_shexp": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+}
+_WITH_SINKS = {
+    **_EXPERTS,
+    "ffn_gate_inp": "mlp.router",
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_sinks.weight": "self_attn.sinks",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +77,8 @@ class Family:
 
     Attributes:
         model_type: of the Hugging Face config.
-        names: within a layer, where they are not those of ``IN_LAYER``; ``{}`` stands for the number of an expert.
+        names: within a layer, where they are not those of ``IN_LAYER``, without or with what they end with; ``{}``
+            stands for the number of an expert.
         permuted: rows of queries and keys are in llama.cpp's order.
         norm_offset: what the file's norms are larger by.
         settings: what the config has beside what all have.
@@ -78,6 +99,8 @@ def family_of(file: GgufFile) -> tuple[Metadata, Family]:
     meta = Metadata(file.metadata, arch)
     if arch == "llama" and meta.size("{}.expert_count", 0):
         return meta, MIXTRAL
+    if arch == "deepseek2" and meta.size("{}.expert_gating_func", _SOFTMAX) == _SIGMOID:
+        return meta, DEEPSEEK_V3
     return meta, FAMILIES[arch]
 
 
@@ -150,6 +173,14 @@ def _cohere2(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
+def _seed_oss(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in tensors}
+
+
+def _ernie(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {"use_bias": "blk.0.attn_q.bias" in tensors}
+
+
 def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     return {
         "num_local_experts": meta.size("{}.expert_count"),
@@ -157,7 +188,43 @@ def _mixtral(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
-def _qwen_moe(normalise: bool) -> Settings:
+def _gpt_oss(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    return {
+        **_mixtral(meta, tensors),
+        **_layer_types(meta, 2),
+        "intermediate_size": meta.size("{}.expert_feed_forward_length"),
+    }
+
+
+def _deepseek(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """Sizes of heads have names of their own since the others became those of what is cached, a latent."""
+    rotated = meta.size("{}.rope.dimension_count")
+    key = meta.size("{}.attention.key_length_mla", meta.size("{}.attention.key_length"))
+    if key <= rotated:
+        raise ConfigError(f"heads of {key} dimensions, of which {rotated} are rotated, are not supported")
+    groups = meta.size("{}.expert_group_count", 1)
+    has_query_latent = meta.get("{}.attention.q_lora_rank") is not None
+    return {
+        "num_key_value_heads": meta.size("{}.attention.head_count"),
+        "q_lora_rank": meta.size("{}.attention.q_lora_rank") if has_query_latent else None,
+        "kv_lora_rank": meta.size("{}.attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": meta.size("{}.attention.value_length_mla", meta.size("{}.attention.value_length")),
+        "n_routed_experts": meta.size("{}.expert_count"),
+        "num_experts_per_tok": meta.size("{}.expert_used_count"),
+        "n_shared_experts": meta.size("{}.expert_shared_count"),
+        "moe_intermediate_size": meta.size("{}.expert_feed_forward_length"),
+        "first_k_dense_replace": meta.size("{}.leading_dense_block_count", 0),
+        "topk_method": "group_limited_greedy" if groups > 1 else "greedy",
+        "n_group": groups,
+        "topk_group": meta.size("{}.expert_group_used_count", 1),
+        "norm_topk_prob": meta.get("{}.expert_weights_norm") is True,
+        "routed_scaling_factor": meta.number("{}.expert_weights_scale", 1.0),
+    }
+
+
+def _routing(normalise: bool) -> Settings:
     def settings(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
         def outputs(name: str) -> int | None:
             info = tensors.get(f"blk.0.{name}.weight")
@@ -187,12 +254,15 @@ MIXTRAL = Family(
 )
 """Which GGUF files call llama, too."""
 
+DEEPSEEK_V3 = Family(model_type="deepseek_v3", names=_BESIDE_SHARED, settings=_deepseek)
+"""Which GGUF files call deepseek2, too."""
+
 FAMILIES = {
     "llama": Family(model_type="llama", permuted=True),
     "qwen2": Family(model_type="qwen2"),
     "qwen3": Family(model_type="qwen3"),
-    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_qwen_moe(False)),
-    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_qwen_moe(True)),
+    "qwen2moe": Family(model_type="qwen2_moe", names=_EXPERTS, settings=_routing(False)),
+    "qwen3moe": Family(model_type="qwen3_moe", names=_EXPERTS, settings=_routing(True)),
     "gemma2": Family(model_type="gemma2", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma2),
     "gemma3": Family(model_type="gemma3_text", names=_NORMS_AROUND, norm_offset=1.0, settings=_gemma3),
     "phi3": Family(
@@ -209,6 +279,7 @@ FAMILIES = {
         },
         settings=_olmo2,
     ),
+    "olmoe": Family(model_type="olmoe", names=_EXPERTS, settings=_routing(False)),
     "glm4": Family(
         model_type="glm4",
         names={
@@ -218,6 +289,14 @@ FAMILIES = {
         },
     ),
     "cohere2": Family(model_type="cohere2", settings=_cohere2),
+    "seed_oss": Family(
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        settings=_seed_oss,
+    ),
+    "ernie4_5": Family(model_type="ernie4_5", settings=_ernie),
     "smollm3": Family(model_type="smollm3", permuted=True),
+    "gpt-oss": Family(model_type="gpt_oss", names=_WITH_SINKS, settings=_gpt_oss),
+    "deepseek2": Family(model_type="deepseek_v2", names=_BESIDE_SHARED, settings=_deepseek),
 }
 """GGUF architecture -> what it is."""

@@ -1,10 +1,10 @@
 """GGUF metadata and tensor names in the terms of a Hugging Face folder.
 
 Some things differ between the two worlds, and all of them end here and in :mod:`bough.weights.gguf_families`: parameter
-names, configuration keys, experts of a layer in one tensor, Gemma's norms, which are larger by 1, and, for some
-architectures, the order of the rows of the query and key projections. llama.cpp rotates neighbouring pairs of a head's
-dimensions and stores the rows so that this is right; Hugging Face rotates dimension i with i + head_dim / 2.
-:func:`restore_rows` goes back to the latter.
+names, configuration keys, experts of a layer in one tensor, Gemma's norms, which are larger by 1, DeepSeek's projection
+of latents, in two parts (:func:`join_heads`), and, for some architectures, the order of the rows of the query and key
+projections. llama.cpp rotates neighbouring pairs of a head's dimensions and stores the rows so that this is right;
+Hugging Face rotates dimension i with i + head_dim / 2. :func:`restore_rows` goes back to the latter.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _OUTER = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_BY_HEAD = "attn_k_b", "attn_v_b"
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
 
@@ -40,12 +41,14 @@ class Stored:
         expert: which of the tensor's leading dimension it is; None: all of it.
         heads: rows are permuted within as many heads; 0: they are in order.
         offset: what the values are larger by.
+        values: the tensor with the heads' values, where ``tensor`` holds their keys, see :func:`join_heads`.
     """
 
     tensor: str
     expert: int | None = None
     heads: int = 0
     offset: float = 0.0
+    values: str | None = None
 
 
 def describe(file: GgufFile) -> tuple[Metadata, Family]:
@@ -66,18 +69,33 @@ def parameters_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, S
             continue
         ours = _OUTER.get(name)
         match = _LAYER_NAME.fullmatch(name)
-        if match and match[2] in in_layer:
+        if match and f"{match[2]}.{match[3]}" in in_layer:
+            ours = f"model.layers.{match[1]}.{in_layer[f'{match[2]}.{match[3]}']}"
+        elif match and match[2] in in_layer:
             ours = f"model.layers.{match[1]}.{in_layer[match[2]]}.{match[3]}"
+        elif match and match[2] in _BY_HEAD and "attn_kv_b" in in_layer:
+            found |= _by_head(file, match[1], in_layer["attn_kv_b"])
+            continue
         if ours is None:
             raise ConfigError(f"{file.path}: no supported model has a tensor {name!r}")
         if "{}" in ours:
-            if len(info.shape) != 3:
-                raise ConfigError(f"{file.path}: the experts of {name!r} are not in three dimensions")
+            if len(info.shape) != (3 if ours.endswith(".weight") else 2):
+                raise ConfigError(f"{file.path}: {name!r} is not one parameter for each expert")
             found |= {ours.format(e): Stored(name, e) for e in range(info.shape[0])}
             continue
         offset = family.norm_offset if ours.endswith("norm.weight") else 0.0
         found[ours] = Stored(name, heads=_permuted_heads(meta, family, ours), offset=offset)
     return found
+
+
+def _by_head(file: GgufFile, layer: str, name: str) -> dict[str, Stored]:
+    """The projection ``name`` of a layer's latents, from its two halves; nothing where the file has it whole, too."""
+    keys, values = (f"blk.{layer}.{half}.weight" for half in _BY_HEAD)
+    if f"blk.{layer}.attn_kv_b.weight" in file.tensors:
+        return {}
+    if not {keys, values} <= set(file.tensors):
+        raise ConfigError(f"{file.path}: of {keys!r} and {values!r} one is missing")
+    return {f"model.layers.{layer}.{name}.weight": Stored(keys, values=values)}
 
 
 def _permuted_heads(meta: Metadata, family: Family, name: str) -> int:
@@ -100,6 +118,17 @@ def restore_rows(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     return weight.view(n_heads, -1, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
+def join_heads(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The projection [H * (N + V), R] of latents to the keys and values of H heads.
+
+    ``keys`` are [H, R, N], transposed for what llama.cpp multiplies them with; ``values`` [H, V, R]. ConfigError for
+    shapes that do not go together.
+    """
+    if keys.ndim != 3 or values.ndim != 3 or (len(keys), keys.shape[1]) != (len(values), values.shape[2]):
+        raise ConfigError(f"keys {list(keys.shape)} and values {list(values.shape)} of latents do not go together")
+    return torch.cat((keys.transpose(1, 2), values), dim=1).flatten(0, 1)
+
+
 def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
     """The configuration that the model's Hugging Face ``config.json`` would hold; ConfigError if keys lack."""
     embedding = file.tensors.get("token_embd.weight")
@@ -107,12 +136,7 @@ def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
         raise ConfigError(f"{file.path}: there is no embedding matrix (token_embd.weight)")
     heads = meta.size("{}.attention.head_count")
     hidden = meta.size("{}.embedding_length")
-    head_dim = meta.size("{}.attention.key_length", max(1, hidden // heads))
-    if meta.size("{}.attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"{file.path}: keys and values of different sizes are not supported")
-    rotated = meta.size("{}.rope.dimension_count", head_dim)
-    if rotated > head_dim or (family.permuted and rotated != head_dim):
-        raise ConfigError(f"{file.path}: {rotated} of {head_dim} dimensions of a head cannot be rotated")
+    head_dim, rotated = _head_sizes(file, meta, family)
     n_tokens = embedding.shape[0]
     return {
         "model_type": family.model_type,
@@ -125,7 +149,7 @@ def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": meta.number("{}.attention.layer_norm_rms_epsilon", 1e-5),
         "rope_theta": meta.number("{}.rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(file, meta, rotated),
+        "rope_scaling": _rope_scaling(file, meta, family, rotated),
         "partial_rotary_factor": rotated / head_dim,
         "vocab_size": n_tokens,
         "max_position_embeddings": meta.size("{}.context_length"),
@@ -138,7 +162,22 @@ def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
     }
 
 
-def _rope_scaling(file: GgufFile, meta: Metadata, rotated: int) -> dict[str, Any] | None:
+def _head_sizes(file: GgufFile, meta: Metadata, family: Family) -> tuple[int, int]:
+    """(head_dim, dimensions of it that are rotated); ConfigError for sizes that are not computed."""
+    if meta.get("{}.attention.kv_lora_rank") is not None:
+        rotated = meta.size("{}.rope.dimension_count")
+        return rotated, rotated
+    whole = max(1, meta.size("{}.embedding_length") // meta.size("{}.attention.head_count"))
+    head_dim = meta.size("{}.attention.key_length", whole)
+    if meta.size("{}.attention.value_length", head_dim) != head_dim:
+        raise ConfigError(f"{file.path}: keys and values of different sizes are not supported")
+    rotated = meta.size("{}.rope.dimension_count", head_dim)
+    if rotated > head_dim or (family.permuted and rotated != head_dim):
+        raise ConfigError(f"{file.path}: {rotated} of {head_dim} dimensions of a head cannot be rotated")
+    return head_dim, rotated
+
+
+def _rope_scaling(file: GgufFile, meta: Metadata, family: Family, rotated: int) -> dict[str, Any] | None:
     """Hugging Face's ``rope_scaling``, or None.
 
     Llama 3's scaling arrives as a tensor of one divisor per frequency instead of the four numbers that
@@ -168,6 +207,11 @@ def _rope_scaling(file: GgufFile, meta: Metadata, rotated: int) -> dict[str, Any
         for name, theirs in names.items():
             if meta.get(key := f"{{}}.rope.scaling.yarn_{name}") is not None:
                 scaling[theirs] = meta.number(key)
+        if meta.get("{}.rope.scaling.yarn_log_multiplier") is not None:
+            # Both are the same in the models that have them; files hold a tenth of the one.
+            scaling["mscale"] = scaling["mscale_all_dim"] = 10 * meta.number("{}.rope.scaling.yarn_log_multiplier")
+        if family.model_type == "gpt_oss":
+            scaling["truncate"] = False
     return scaling
 
 

@@ -24,6 +24,7 @@ from bough.weights.gguf_model import (
     config_of,
     describe,
     generation_config_of,
+    join_heads,
     parameters_of,
     restore_rows,
     tokenizer_of,
@@ -100,6 +101,8 @@ class GgufCheckpoint:
             weight = self._file.tensor(stored.tensor, torch.float32) - stored.offset
             return weight.to(dtype or torch.float32)
         weight = self._file.tensor(stored.tensor, dtype or torch.float32, stored.expert)
+        if stored.values is not None:
+            return join_heads(weight, self._file.tensor(stored.values, weight.dtype))
         return restore_rows(weight, stored.heads) if stored.heads else weight
 
     def blocks(self, name: str) -> Blocks | None:

@@ -43,15 +43,14 @@ class WorkerSizes:
         n_ids: ids that the tokenizer knows.
         context_length: longest sequence.
         n_rows: most sequences in one step.
-        step_tokens: most tokens in one step, where memory has to be kept for its activations; 0: none has.
-        window_step: the same, where layers that see a window may have a pool of their own; 0: they may not.
+        step_tokens: most tokens in one step; 0: not known, so that no memory is kept for its activations, and layers
+            that see a window have no pool of their own.
     """
 
     n_ids: int
     context_length: int
     n_rows: int
     step_tokens: int = 0
-    window_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,8 @@ def build_worker(
         if model.causal:
             taken = peak(lambda: run_largest(model, context, shape, sizes)) if sizes.step_tokens else 0
             need = None
-            if shape.window and sizes.window_step:
-                need = window_need(shape.window, sizes.n_rows, sizes.window_step, kv.page_size)
+            if shape.window and sizes.step_tokens:
+                need = window_need(shape.window, sizes.n_rows, sizes.step_tokens, kv.page_size)
             size = pool_size(kv, shape, free_memory() - taken, need)
         else:  # which keeps nothing; the cells only count
             size = PoolSize(-(-sizes.context_length // kv.page_size) * kv.page_size * sizes.n_rows)
@@ -110,7 +109,8 @@ def build_worker(
         if capture is not None and model.causal and context.capturable:
             attention = cast(CapturedAttention, context.attention)
             adapted = context.adapters is not None and context.adapters.capturable
-            graphs = DecodeGraphs(capture, attention, runner.compute, rows, pool.spare_loc, sizes.n_rows, adapted)
+            spare = pool.spare_loc, pool.spare_window_loc
+            graphs = DecodeGraphs(capture, attention, runner.compute, rows, spare, sizes.n_rows, adapted)
             runner.use(graphs)
     sampler = Sampler(model.vocab_size, context.ops)
     worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)

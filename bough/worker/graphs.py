@@ -74,7 +74,7 @@ class DecodeGraphs:
         attention: CapturedAttention,
         compute: Callable[[ForwardBatch], Tensor],
         rows: DeviceRows,
-        spare_loc: int,
+        spare_locs: tuple[int, int],
         most: int,
         adapted: bool = False,
     ) -> None:
@@ -85,12 +85,12 @@ class DecodeGraphs:
             attention: that of the model.
             compute: last hidden states of a batch that attention is planned for.
             rows: the tables; their last row is nobody's.
-            spare_loc: a cell that is nobody's.
+            spare_locs: a cell that is nobody's, and one of layers that see a window.
             most: rows of the largest step.
             adapted: steps of rows with adapters are captured, too, apart from the others.
         """
         self._capture, self._attention, self._compute, self._rows = capture, attention, compute, rows
-        self._spare_loc = spare_loc
+        self._spare_locs = spare_locs
         self.sizes = buckets(most)
         kinds = (False, True) if adapted else (False,)
         self._graphs = {(size, kind): self._make(size, kind) for size in reversed(self.sizes) for kind in kinds}
@@ -160,9 +160,11 @@ class DecodeGraphs:
 
         rows, start = filled(plan.rows, self._rows.n_rows), filled(plan.start, 0)
         q_start, seq_len = np.arange(size + 1, dtype=np.int32), start + 1
-        out_loc = filled(plan.out_loc, self._spare_loc)
-        parts = rows, q_start, seq_len, start, out_loc, rows, filled(plan.tokens, 0)
-        lengths = *(len(part) for part in parts), 0, 0
+        out_loc, none = filled(plan.out_loc, self._spare_locs[0]), np.zeros(0, np.int32)
+        parts = [rows, q_start, seq_len, start, out_loc, rows, filled(plan.tokens, 0), none, none]
+        if self._rows.window_table is not None:
+            parts.append(filled(none if plan.window_loc is None else plan.window_loc, self._spare_locs[1]))
+        lengths = tuple(len(part) for part in parts)
         # Behind the parts of every step, the rows' adapters; nobody's row has none.
         array = np.concatenate((*parts, self._rows.adapter[rows])).astype(np.int32)
         return HostStep(array, lengths, HostBatch(rows, q_start, seq_len, plan.shared), np.zeros(0, np.intp))

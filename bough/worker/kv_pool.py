@@ -14,20 +14,24 @@ Tensor = torch.Tensor
 class KVPool:
     """Keys and values of every layer: cells [n_tokens, KH, D] as its spec says, indexed by loc.
 
-    Layers that see a window may have fewer cells, which have locs of their own. One more cell, ``spare_loc``, is
+    Layers that see a window may have fewer cells, which have locs of their own. One more cell of every layer is
     nobody's: rows that fill up a batch write to it.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
     before that.
+
+    Attributes:
+        spare_loc, spare_window_loc: the cell that is nobody's, and that of layers that see a window.
     """
 
     def __init__(self, shape: KVShape, n_tokens: int, device: torch.device, window_tokens: int | None = None) -> None:
         """``window_tokens``: cells of layers that see a window; None: as many as all have."""
         self.shape = shape
         self.n_tokens = self.spare_loc = n_tokens
+        self.spare_window_loc = n_tokens if window_tokens is None else window_tokens
 
         def cells(layer: CacheSpec, dim: int) -> Cells:
-            n = n_tokens if window_tokens is None or not layer.window else window_tokens
+            n = self.spare_window_loc if layer.window else n_tokens
             size = (n + 1, layer.n_heads, dim)
             data = torch.empty(size, dtype=shape.dtype, device=device)
             if device.type == "cpu":

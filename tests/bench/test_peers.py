@@ -147,7 +147,7 @@ def test_document_and_pictures(tmp_path: Path) -> None:
 
     source = tmp_path / "peers-1.json"
     source.write_text(json.dumps(result("135m/rag/bf16", bough_bf16=cell(1.7), vllm_bf16=cell(50.0))))
-    report.publish(source, tmp_path / "docs" / "performance.md")
+    report.publish([source], tmp_path / "docs" / "performance.md")
     assert "images/performance-135m.svg" in (tmp_path / "docs" / "performance.md").read_text()
     assert (tmp_path / "docs" / "images" / "performance-135m.svg").read_text().startswith("<?xml")
 

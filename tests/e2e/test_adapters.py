@@ -6,11 +6,14 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
 
+import bough as sgl
+from bough.lang.backends.base import BaseBackend
 from tests.lora import write_adapter, write_merged
 
 from .serving import TINY, Server, running
@@ -138,3 +141,51 @@ def test_without_a_folder_there_are_none(served: Server) -> None:
     answer = served.post("/generate", {"text": "a", "lora_path": "red"})
     assert answer.status_code == 400 and "--lora-dir" in answer.text
     assert served.post("/load_lora_adapter", {"lora_name": "red"}).status_code == 404
+
+
+def test_the_language_chooses_adapters_by_gen(adapted: Server, folder: Path, long_model: Path) -> None:
+    """The same answers through the engine, the server and the OpenAI client, as the adapters give alone."""
+    alone = {name: text(adapted, name, 8) for name in ("tiny", "red", "green")}
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += PROMPT
+        forks = s.fork(3)
+        for fork, name in zip(forks, (None, "red", "green")):
+            fork += sgl.gen("text", max_tokens=8, ignore_eos=True, lora_path=name)
+        s["texts"] = [fork["text"] for fork in forks]
+
+    @sgl.function
+    def choice(s: Any, name: str | None) -> None:
+        s += PROMPT + sgl.select("word", [" mat", " log", " dog"], lora_path=name)
+
+    flags = {"lora_dir": str(folder), "max_loras": 2, "dtype": "float32", "pool_tokens": 8192, "threads": 1}
+    endpoint = sgl.RuntimeEndpoint(adapted.url)
+    remote = sgl.OpenAI("tiny", is_chat_model=False, base_url=f"{adapted.url}/v1", api_key="-")
+    with sgl.Engine(str(long_model), **flags) as engine:
+        scores = []
+        for backend in (engine, endpoint, remote):
+            state = program.run(backend=backend, temperature=0)
+            assert state["texts"] == [alone["tiny"], alone["red"], alone["green"]], backend
+        for name in (None, "red"):
+            metas = [choice.run(name, backend=b).get_meta_info("word") for b in (engine, endpoint)]
+            found = [meta["normalized_prompt_logprobs"] for meta in metas]
+            assert found[0] == pytest.approx(found[1], abs=1e-4)
+            scores.append(found[0])
+        assert scores[0] != pytest.approx(scores[1], abs=1e-4)
+        with pytest.raises(sgl.ProgramError, match="gen"):
+            unknown.run(backend=engine)["x"]
+    with pytest.raises(sgl.ProgramError, match="takes no adapters"):
+        unknown.run(backend=_Plain())["x"]
+    endpoint.shutdown()
+    remote.shutdown()
+
+
+@sgl.function
+def unknown(s: Any) -> None:
+    s += "x" + sgl.gen("x", max_tokens=1, lora_path="nowhere")
+
+
+class _Plain(BaseBackend):
+    def generate(self, s: Any, sampling_params: Any) -> tuple[str, dict[str, Any]]:
+        return "x", {}

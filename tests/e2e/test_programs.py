@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +173,93 @@ def test_a_breakpoint_is_leased_and_what_follows_is_not(server: Server) -> None:
         prompt = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
         grown = sample(http, "bough_leased_tokens") - before
         assert 100 < grown < prompt - 100
+
+
+AFTER = "\nObservation: the tool has looked at every page and this is what it says about the cat. "
+
+
+def two_calls(http: httpx.Client, name: str, path: str, wanted: int) -> tuple[int, int]:
+    """(prompt tokens, cached ones) of the second of two calls with a gap between them, that goes on with AFTER.
+
+    Waits in the gap until ``wanted`` tokens more than before were computed ahead.
+    """
+    metric = "bough_programs_prefetched_tokens_total"
+    before = sample(http, metric)
+    text = f"the dog {name} and the cat sat on the mat and "
+    if path == "/generate":
+        body: dict[str, Any] = {"text": text, "sampling_params": {"max_new_tokens": 6, "ignore_eos": True}}
+        said = http.post(path, json={**body, "program": {"id": name, "after": AFTER}}).raise_for_status().json()["text"]
+    else:
+        body = {"model": "tiny", "prompt": text, "max_tokens": 6, "ignore_eos": True}
+        answer = http.post(path, json={**body, "program": {"id": name, "after": AFTER}}).raise_for_status().json()
+        said = answer["choices"][0]["text"]
+        assert answer["usage"]["completion_tokens"] == 6 and answer["program"]["generated"] == 6
+    wait_for(lambda: sample(http, metric) - before >= wanted)
+    follow = {"text": text + said + AFTER + "yes", "sampling_params": {"max_new_tokens": 2}, "program": {"id": name}}
+    meta = http.post("/generate", json=follow).raise_for_status().json()["meta_info"]
+    return meta["prompt_tokens"], meta["cached_tokens"]
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_what_follows_is_computed_in_the_gap(server: Server, path: str) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        used = sample(http, "bough_programs_used_tokens_total")
+        n_prompt, cached = two_calls(http, "gap" + path, path, 20)
+        assert n_prompt - cached < 8, "all but what was not announced"
+        wait_for(lambda: sample(http, "bough_programs_used_tokens_total") - used >= 20)
+
+
+def test_what_follows_can_be_ids_and_is_checked(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        body = {"input_ids": [5, 6, 7, 8], "sampling_params": {"max_new_tokens": 4, "ignore_eos": True}}
+        before = sample(http, "bough_programs_prefetched_tokens_total")
+        said = http.post("/generate", json={**body, "program": {"id": "ids", "after": [9] * 20}}).json()["output_ids"]
+        wait_for(lambda: sample(http, "bough_programs_prefetched_tokens_total") - before >= 20)
+        body["input_ids"] = [5, 6, 7, 8, *said, *[9] * 20, 3]
+        meta = http.post("/generate", json={**body, "program": {"id": "ids"}}).json()["meta_info"]
+        assert meta["cached_tokens"] >= 27
+        for program in ({"after": [1 << 30]}, {"after": "x", "end": True}, {"after": 7}, {"after": [-1]}):
+            refused = http.post("/generate", json={**body, "program": {"id": "ids", **program}})
+            assert refused.status_code == 400, program
+        several = {**body, "sampling_params": {"n": 2}, "program": {"id": "ids", "after": "x"}}
+        assert http.post("/generate", json=several).status_code == 400
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+        answer = http.post("/v1/chat/completions", json={**chat, "program": {"id": "ids", "after": "x"}})
+        assert answer.status_code == 400 and "template" in answer.json()["error"]["message"]
+
+
+def test_the_language_says_what_follows(server: Server) -> None:
+    backend = sgl.RuntimeEndpoint(server.url)
+
+    @sgl.function
+    def agent(s: Any, question: str, tool: Callable[[], str]) -> None:
+        s += question + sgl.gen("call", max_tokens=6, ignore_eos=True)
+        assert s["call"] is not None
+        s += AFTER + tool()
+        s += sgl.gen("answer", max_tokens=3, ignore_eos=True)
+
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        metric = "bough_programs_prefetched_tokens_total"
+        before = sample(http, metric)
+
+        def told() -> str:
+            wait_for(lambda: sample(http, metric) > before)
+            return "rain"
+
+        for answer in ("sun", "snow"):
+            agent.run("is it about the cat: ", lambda answer=answer: answer, backend=backend)["answer"]
+        sgl.global_config.enable_prefetch = False
+        agent.run("what is it about: ", lambda: "wind", backend=backend)["answer"]
+        sgl.global_config.enable_prefetch = True
+        assert sample(http, metric) == before, "nothing is told before it was seen twice, or where that is off"
+        agent.run("and this one: ", told, backend=backend)["answer"]
+        assert list(agent.habits._seen.values()) == [(AFTER, 4)]
+    backend.shutdown()
+
+
+def test_what_follows_is_not_computed_where_that_is_off(tiny_model: Path) -> None:
+    with running(str(tiny_model), "--served-name", "tiny", "--prefetch", "off", *TINY) as off:
+        with httpx.Client(base_url=off.url, timeout=60) as http:
+            n_prompt, cached = two_calls(http, "off", "/generate", 0)
+            assert n_prompt - cached > 20
+            assert sample(http, "bough_programs_prefetched_tokens_total") == 0

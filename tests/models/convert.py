@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,29 +21,38 @@ PERMUTED = ("llama", "granite", "smollm3")
 ARCHITECTURES = {
     "llama": "llama", "mistral": "llama", "mixtral": "llama", "qwen2": "qwen2", "qwen3": "qwen3",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3",
-    "granite": "granite", "olmo2": "olmo2", "glm4": "glm4", "cohere2": "cohere2", "smollm3": "smollm3",
+    "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe", "glm4": "glm4", "cohere2": "cohere2",
+    "smollm3": "smollm3", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
+    "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
 }  # fmt: skip
 """``model_type`` -> architecture of GGUF."""
 
+EXPERT_COUNTS = "n_routed_experts", "num_local_experts", "num_experts"
 
-def write(folder: Path, path: Path, quantise: gguf.GGMLQuantizationType | None = None) -> dict[str, Array]:
+
+def write(
+    folder: Path, path: Path, quantise: gguf.GGMLQuantizationType | None = None, *, whole_latents: bool = False
+) -> dict[str, Array]:
     """The model of ``folder`` as a GGUF file at ``path``, its matrices rounded to ``quantise``.
 
-    The weights that the file then stands for, by their names in the folder.
+    ``whole_latents``: DeepSeek's projections of latents are not split, as until 2025. The weights that the file then
+    stands for, by their names in the folder.
     """
     config = json.loads((folder / "config.json").read_text())
     arch = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, arch)
     _settings(writer, config, arch)
+    if arch == "deepseek2":
+        _latent_settings(writer, config, whole_latents)
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     exact: dict[str, Array] = {}
-    for name, parts, weight in _merged(load_file(folder / "model.safetensors")):
+    for name, parts, weight in _merged(_split(load_file(folder / "model.safetensors"), config, whole_latents)):
         stem, end = name.rsplit(".", 1)
         theirs = names.get_name(stem)
         assert theirs is not None, name
         stored = _changed(name, weight, config, arch)
-        if quantise is None or weight.ndim < 2 or "gate_inp" in theirs:
+        if quantise is None or end != "weight" or weight.ndim < 2 or "gate_inp" in theirs or stored.shape[-1] % 32:
             writer.add_tensor(f"{theirs}.{end}", stored)
             held = weight
         else:
@@ -55,7 +65,52 @@ def write(folder: Path, path: Path, quantise: gguf.GGMLQuantizationType | None =
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return exact
+    return _joined(exact, config, whole_latents)
+
+
+def _split(weights: dict[str, Array], config: dict[str, Any], whole_latents: bool) -> dict[str, Array]:
+    """Weights as the converter cuts and calls them, where that is not as folders do."""
+    found: dict[str, Array] = {}
+    for name, weight in weights.items():
+        if name.endswith(("gate_up_proj", "gate_up_proj_bias")) and config["model_type"] == "gpt_oss":
+            end = ".bias" if name.endswith("bias") else ".weight"
+            for i, part in enumerate(("gate_proj", "up_proj")):
+                half = weight[..., i::2] if end == ".bias" else weight[..., i::2].swapaxes(1, 2)
+                found[name.split("gate_up_proj")[0] + part + end] = np.ascontiguousarray(half)
+        elif name.endswith("experts.down_proj"):
+            found[f"{name}.weight"] = np.ascontiguousarray(weight.swapaxes(1, 2))
+        elif name.endswith("kv_b_proj.weight") and not whole_latents:
+            by_head = weight.reshape(config["num_attention_heads"], -1, weight.shape[1])
+            keys, values = np.split(by_head, [config["qk_nope_head_dim"]], axis=1)
+            found[name.replace("kv_b_proj", "k_b_proj")] = np.ascontiguousarray(keys.swapaxes(1, 2))
+            found[name.replace("kv_b_proj", "v_b_proj")] = np.ascontiguousarray(values)
+        elif name.endswith("sinks"):
+            found[f"{name}.weight"] = weight
+        else:
+            found[re.sub("(down_proj|e_score_correction)_bias$", r"\1.bias", name)] = weight
+    return found
+
+
+def _joined(weights: dict[str, Array], config: dict[str, Any], whole_latents: bool) -> dict[str, Array]:
+    """What :func:`_split` was given."""
+    found: dict[str, Array] = {}
+    for name, weight in weights.items():
+        if ".experts.gate_proj" in name:
+            up = weights[name.replace("gate_proj", "up_proj")]
+            both = np.stack((weight, up), axis=2)
+            flat = both.reshape(len(both), -1, *weight.shape[2:])
+            end = "_bias" if name.endswith("bias") else ""
+            found[name.rsplit("gate_proj", 1)[0] + f"gate_up_proj{end}"] = flat if end else flat.swapaxes(1, 2)
+        elif ".experts.down_proj.weight" in name:
+            found[name.removesuffix(".weight")] = weight.swapaxes(1, 2)
+        elif name.endswith(".k_b_proj.weight"):
+            keys, values = weight.swapaxes(1, 2), weights[name.replace("k_b_proj", "v_b_proj")]
+            both = np.concatenate((keys, values), axis=1)
+            found[name.replace("k_b_proj", "kv_b_proj")] = both.reshape(-1, both.shape[-1])
+        elif not (name.endswith(".v_b_proj.weight") or ".experts.up_proj" in name):
+            name = name.removesuffix(".weight") if name.endswith("sinks.weight") else name
+            found[re.sub(r"(experts.down_proj|e_score_correction)\.bias$", r"\1_bias", name)] = weight
+    return found
 
 
 def _merged(weights: dict[str, Array]) -> Iterator[tuple[str, list[str], Array]]:
@@ -63,7 +118,8 @@ def _merged(weights: dict[str, Array]) -> Iterator[tuple[str, list[str], Array]]
     merged: dict[str, list[str]] = {}
     for name in weights:
         parts = name.split(".experts.")
-        key = f"{parts[0]}.experts.{parts[1].split('.', 1)[1]}" if len(parts) == 2 else name
+        single = len(parts) == 2 and parts[1][0].isdigit()
+        key = f"{parts[0]}.experts.{parts[1].split('.', 1)[1]}" if single else name
         merged.setdefault(key, []).append(name)
     for key, names in merged.items():
         if key == names[0]:
@@ -109,9 +165,15 @@ def _settings(writer: Any, config: dict[str, Any], arch: str) -> None:
         (writer.add_embedding_length, hidden),
         (writer.add_feed_forward_length, config["intermediate_size"]),
         (writer.add_head_count, heads),
-        (writer.add_head_count_kv, config["num_key_value_heads"]),
-        (writer.add_key_length, head_dim),
-        (writer.add_value_length, head_dim),
+        *(
+            []
+            if arch == "deepseek2"
+            else [
+                (writer.add_head_count_kv, config["num_key_value_heads"]),
+                (writer.add_key_length, head_dim),
+                (writer.add_value_length, head_dim),
+            ]
+        ),
         (writer.add_layer_norm_rms_eps, config.get("rms_norm_eps")),
         (writer.add_layer_norm_eps, config.get("layer_norm_eps")),
         (writer.add_rope_freq_base, full.get("rope_theta")),
@@ -120,7 +182,7 @@ def _settings(writer: Any, config: dict[str, Any], arch: str) -> None:
         (writer.add_sliding_window, config.get("sliding_window") if arch not in ("llama", "qwen2") else None),
         (writer.add_attn_logit_softcapping, config.get("attn_logit_softcapping")),
         (writer.add_final_logit_softcapping, config.get("final_logit_softcapping")),
-        (writer.add_expert_count, config.get("num_local_experts") or config.get("num_experts")),
+        (writer.add_expert_count, next((config[key] for key in EXPERT_COUNTS if key in config), None)),
         (writer.add_expert_used_count, config.get("num_experts_per_tok")),
         (writer.add_attention_scale, config.get("attention_multiplier")),
         (writer.add_embedding_scale, config.get("embedding_multiplier")),
@@ -132,9 +194,43 @@ def _settings(writer: Any, config: dict[str, Any], arch: str) -> None:
             add(value)
     if arch in ("gemma2", "gemma3", "cohere2"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if arch == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     _rope_scaling(writer, full, head_dim)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["a", "b"])
+
+
+def _latent_settings(writer: Any, config: dict[str, Any], whole_latents: bool) -> None:
+    rotated, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
+    latent, v3 = config["kv_lora_rank"], config["model_type"] == "deepseek_v3"
+    if whole_latents:
+        writer.add_head_count_kv(config["num_attention_heads"])
+        writer.add_key_length(nope + rotated)
+        writer.add_value_length(value)
+    else:
+        writer.add_head_count_kv(1)
+        writer.add_key_length(latent + rotated)
+        writer.add_value_length(latent)
+        writer.add_key_length_mla(nope + rotated)
+        writer.add_value_length_mla(value)
+    writer.add_kv_lora_rank(latent)
+    if config["q_lora_rank"]:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if v3 and config["norm_topk_prob"]:
+        writer.add_expert_weights_norm(True)
+    if config["n_group"]:
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if v3 or not whole_latents:
+        kind = gguf.ExpertGatingFuncType
+        writer.add_expert_gating_func(kind.SIGMOID if v3 else kind.SOFTMAX)
+    if weight := config["rope_parameters"].get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
 
 
 def _rope_scaling(writer: Any, rope: dict[str, Any], head_dim: int) -> None:

@@ -45,6 +45,7 @@ LONGROPE = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
 
 # Cells of 32 numbers, which the compiled kernel takes; with a latent of 20 it is the reference.
 LATENT = {
@@ -91,8 +92,14 @@ CASES = {
         "tie_word_embeddings": True,
     }),
     "olmo2": Case("olmo2", {"rms_norm_eps": 1e-5}),
+    "olmoe": Case("olmoe", OLMOE, 0.2),
+    "olmoe-clip": Case("olmoe", {**OLMOE, "norm_topk_prob": True, "clip_qkv": 0.9, "attention_bias": True}, 0.2),
     "glm4": Case("glm4", {"head_dim": 32}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
+    "seed_oss": Case("seed_oss", {"head_dim": 32}),
+    "seed_oss-biases": Case("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
+    "ernie4_5": Case("ernie4_5", {"head_dim": 32}),
+    "ernie4_5-biases": Case("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
     "gpt_oss": Case("gpt_oss", {
         "head_dim": 32, "sliding_window": 11, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0,
@@ -156,7 +163,7 @@ def check(seq: Sequence_, model: Any, tolerance: float = 1e-4) -> None:
     for position, entry in enumerate(entries, first):
         got, row = torch.tensor([value for _, value in entry.asked]), expected[position - 1]
         assert entry.token == seq.ids[position]
-        assert (got - row).abs().max() <= tolerance * row.abs().max(), f"position {position}"
+        assert (got - row).abs().max() <= tolerance * row.abs().max(), f"logits behind {position} tokens"
     for position in range(seq.n_prompt, len(seq.ids)):
         row = expected[position - 1]
         assert row[seq.ids[position]] >= row.max() - tolerance * row.abs().max()

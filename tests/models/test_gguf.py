@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import gguf
 import pytest
 import torch
 
-from bough.weights.gguf_families import FAMILIES, MIXTRAL
+from bough.base.errors import ConfigError
+from bough.weights.gguf import GgufFile
+from bough.weights.gguf_families import DEEPSEEK_V3, FAMILIES, MIXTRAL
+from bough.weights.gguf_model import describe, join_heads, parameters_of
 from tests.driving import make_driver
 from tests.models.convert import ARCHITECTURES, write
-from tests.models.parity import CASES, WHOLE, Case, check, distance, ids_of, make_checkpoint
+from tests.models.parity import CASES, WHOLE, YARN, Case, check, distance, ids_of, make_checkpoint
 
-UNSAYABLE = ("mistral-window", "qwen2-window")
+UNSAYABLE = ("mistral-window", "qwen2-window", "olmoe-clip", "deepseek_v3-halves")
 """What llama.cpp's files cannot tell, so that they are read as llama.cpp computes them."""
 
 # What the files of these architectures leave open is what the real models have.
@@ -27,6 +31,13 @@ ASSUMED = {
     "gemma2": Case("gemma2", {"head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 32,
                               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
     "gemma3_text": Case("gemma3_text", {**CASES["gemma3_text"].options, "query_pre_attn_scalar": 32}),
+    "gpt_oss": Case("gpt_oss", {**CASES["gpt_oss"].options, "swiglu_limit": 7.0}),
+    "deepseek_v2-greedy": Case("deepseek_v2", {**CASES["deepseek_v2-greedy"].options, "attention_bias": False}),
+    # Of both scales of YaRN files have one. The latents' projections are whole blocks.
+    "deepseek_v3": Case("deepseek_v3", {
+        **CASES["deepseek_v3"].options, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "rope_parameters": {**YARN, "mscale": 1.3, "mscale_all_dim": 1.3},
+    }),
 }  # fmt: skip
 SAYABLE = {
     name: ASSUMED.get(name, case)
@@ -37,7 +48,7 @@ SAYABLE = {
 
 def test_every_architecture_is_tried() -> None:
     assert {ARCHITECTURES[case.model_type] for case in SAYABLE.values()} == set(FAMILIES)
-    assert MIXTRAL.model_type in {case.model_type for case in SAYABLE.values()}
+    assert {MIXTRAL.model_type, DEEPSEEK_V3.model_type} <= {case.model_type for case in SAYABLE.values()}
 
 
 def made(name: str, folder: Path, quantise: gguf.GGMLQuantizationType | None = None) -> tuple[Path, Any]:
@@ -64,8 +75,35 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
         check(seq, model)
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_0", "Q5_1"])
-@pytest.mark.parametrize("name", ["llama", "mixtral", "gemma3_text", "phi3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3"])
+def test_latents_that_are_not_split(name: str, tmp_path: Path) -> None:
+    model = make_checkpoint(SAYABLE[name], tmp_path)
+    write(tmp_path, tmp_path / "m.gguf", whole_latents=True)
+    driver = make_driver(tmp_path / "m.gguf", kernels="reference", context_length=256)
+    seq = driver.add(0, ids_of(1, 40), WHOLE)
+    driver.run([seq], 2)
+    check(seq, model)
+
+
+def test_half_a_projection_of_latents_is_refused(tmp_path: Path) -> None:
+    path, _ = made("deepseek_v3", tmp_path)
+    with GgufFile(path) as file:
+        assert parameters_of(file, *describe(file))
+        del file.tensors["blk.1.attn_v_b.weight"]
+        with pytest.raises(ConfigError, match=r"blk\.1\.attn_v_b\.weight"):
+            parameters_of(file, *describe(file))
+    with pytest.raises(ConfigError, match="latents"):
+        join_heads(torch.zeros(4, 32, 8), torch.zeros(4, 8, 24))
+
+
+ROUTED = "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3"
+QUANTISED = [
+    *itertools.product(["llama", "mixtral", "gemma3_text", "phi3", "qwen2_moe"], ["Q8_0", "Q4_0", "Q5_0", "Q5_1"]),
+    ("gpt_oss", "MXFP4"), ("gpt_oss", "Q8_0"), ("deepseek_v3", "Q8_0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), QUANTISED)
 def test_quantised_files(name: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Kept as the file holds them where there is a kernel, which is told where there is none."""
     path, model = made(name, tmp_path, gguf.GGMLQuantizationType[kind])
@@ -78,5 +116,5 @@ def test_quantised_files(name: str, kind: str, tmp_path: Path, caplog: pytest.Lo
     seq = kept.add(0, ids_of(2, 40), WHOLE)
     kept.run([seq], 2)
     # Of random experts that score nearly alike, a rounding chooses.
-    assert distance(seq, model) < (0.5 if "mixtral" in name or "moe" in name else 0.12)
+    assert distance(seq, model) < (0.5 if name in ROUTED else 0.12)
     assert ("no kernel" in caplog.text) == (kind == "Q5_1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -83,9 +84,28 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
         check(seq, model, tolerance=1e-6)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_config_may_leave_out_what_transformers_assumes(name: str, made: Made, tmp_path: Path) -> None:
+    from transformers import AutoConfig
+
+    """What is not as in the architecture's own config class has to be in a model's config; nothing else does."""
+    path, model = made(name)
+    config = json.loads((path / "config.json").read_text())
+    assumed = AutoConfig.for_model(config["model_type"]).to_dict()
+    told = {key: value for key, value in config.items() if key == "model_type" or value != assumed.get(key)}
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
+    driver = make_driver(tmp_path, kernels="reference")
+    seq = driver.add(0, ids_of(1, 30), WHOLE)
+    driver.run([seq], 1)
+    check(seq, model)
+
+
 STACKED = (
-    "gemma2", "gemma3", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3",
+    "ernie4_5", "gemma2", "gemma3", "gemma3_text", "glm4", "granite", "llama", "mistral", "phi3", "qwen2", "qwen3",
+    "seed_oss", "smollm3",
 )  # fmt: skip
+"""Models whose layers are all one call."""
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.model_type in STACKED])
@@ -113,3 +133,5 @@ def test_bfloat16_stays_near_float32(name: str, made: Made) -> None:
     seq = driver.add(0, ids_of(2, 40), WHOLE)
     driver.run([seq], 3)
     assert distance(seq, model) < CASES[name].bfloat16
+    if load().library is not None:
+        assert (model_of(driver)._stack is not None) == (CASES[name].model_type in STACKED)

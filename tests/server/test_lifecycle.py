@@ -231,7 +231,7 @@ def test_dead_engine(slow: Running) -> None:
 
 def test_stalled_engine_is_not_ready() -> None:
     with (
-        running_server(step_seconds=0.005, stall_timeout=0.5) as server,
+        running_server(step_seconds=0.005, stall_timeout=2.0) as server,
         open_request(server, "/v1/completions", {**LONG, "stream": True}),
     ):
         wait_for(lambda: any(s.index > 1 for s in list(server.client.running.values())))

@@ -122,7 +122,8 @@ class Ledger:
             require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
             require((state.key in programs._idle) == (not state.reqs), name, "{} is idle or not", state.key)
         require(not found, name, "unknown programs {}", list(found))
-        require(programs.rows == len(scheduler._rows), name, "{} rows of {}", programs.rows, len(scheduler._rows))
+        rows = sum(req is not None and not req.background for req in scheduler._rows.reqs)
+        require(programs.rows == rows, name, "{} rows of {}", programs.rows, rows)
 
     def _seats(self) -> None:
         programs, name = self._scheduler._programs, "I18 seats"
@@ -189,7 +190,9 @@ class Ledger:
             return
         aged = [o for o in waiting if o.program is not None and o.program.aged <= programs.service]
         if aged:
-            require(req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
+            # A request of no program that came before the program's may go first: there is an end of those.
+            single = req.program is None and req.order < max(o.order for o in aged)
+            require(single or req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
             return
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:

@@ -19,6 +19,7 @@ from bough.base.messages import Request
 from bough.base.params import SamplingParams
 from bough.base.program import Lease, Program
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
+from bough.scheduler.programs import AGING
 
 from .adapters import NAMES
 from .grammar import constraint
@@ -29,8 +30,9 @@ from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 class Settings:
     """The world of one run.
 
-    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says
-    how many forwards the device may be behind the host.
+    ``aging`` is that of the policy ``program``: small enough that somebody gets old in a short run. ``headroom`` is
+    what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says how many
+    forwards the device may be behind the host.
     """
 
     page_size: int
@@ -50,6 +52,7 @@ class Settings:
     window: int = 0
     window_cells: int = 0
     lag: int = 0
+    aging: float = AGING
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,15 @@ class EndProgram:
     abort: bool
 
 
-Event = Arrive | Abort | Control | Jump | Fault | Operate | EndProgram
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """A client says what its program will append: the prompt of ``what``, which is no request."""
+
+    step: int
+    what: Arrive
+
+
+Event = Arrive | Abort | Control | Jump | Fault | Operate | EndProgram | Prefetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,42 @@ FEATURES = ("shared", "duplicate", "prefix", "follow_up", "burst", "abort", "qui
 def write(seed: int) -> Script:
     """The script of ``seed``."""
     script = _adapted(_Writer(random.Random(seed)).write(), random.Random(f"adapters {seed}"), storm=False)
-    return _windowed(script, random.Random(f"window {seed}"))
+    script = _prefetched(_windowed(script, random.Random(f"window {seed}")), random.Random(f"ahead {seed}"))
+    aging = random.Random(f"aging {seed}").choice((AGING, AGING, 1, 0.25))
+    return replace(script, settings=replace(script.settings, aging=aging))
+
+
+def _prefetched(script: Script, rng: random.Random) -> Script:
+    """``script`` where some programs say what follows, and mostly go on so; drawn apart, so that the rest stays."""
+    arrivals = [event for event in script.events if isinstance(event, Arrive) and event.request.program is not None]
+    events: list[Event] = list(script.events)
+    serial = 10_000
+    for first in arrivals:
+        if rng.random() < 0.4:
+            continue
+        space, step = first.seed % len(NAMESPACES), first.step + rng.choice((3, 6, 12, 25))
+        prompt = first.request.prompt.tolist()
+        answer = expect(first.request, first.seed).tokens[: rng.randint(1, 24)]
+        ids = (prompt + answer + [rng.randint(1, VOCAB - 1) for _ in range(rng.randint(1, 40))])[: CONTEXT - 2]
+        events.append(Prefetch(step, _followed(first, ids, step, (serial + 1) * len(NAMESPACES) + space)))
+        if rng.random() < 0.8:
+            said = ids[: rng.randint(len(ids) // 2, len(ids))] + [rng.randint(1, VOCAB - 1)]
+            later = step + rng.choice((0, 1, 2, 5, 15))
+            events.append(_followed(first, said, later, (serial + 2) * len(NAMESPACES) + space))
+        serial += 2
+    events.sort(key=lambda event: event.step)
+    return replace(script, events=events)
+
+
+def _followed(first: Arrive, ids: list[int], step: int, seed: int) -> Arrive:
+    request = Request(
+        rid=f"f{seed}",
+        ids=np.array(ids, dtype="<i4").tobytes(),
+        params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+        namespace=first.request.namespace,
+        program=msgspec.structs.replace(first.request.program, fork="", width=1) if first.request.program else None,
+    )
+    return Arrive(step, request, seed)
 
 
 def windowed(seed: int) -> Script:
@@ -160,7 +206,8 @@ def _windowed(script: Script, rng: random.Random, share: float = 0.3) -> Script:
 
 def storm(seed: int) -> Script:
     """The script of ``seed`` where everybody has an adapter, and operators load and unload them."""
-    return _adapted(_Writer(random.Random(seed)).write(), random.Random(f"storm {seed}"), storm=True)
+    script = _adapted(_Writer(random.Random(seed)).write(), random.Random(f"storm {seed}"), storm=True)
+    return _prefetched(script, random.Random(f"ahead {seed}"))
 
 
 def _adapted(script: Script, rng: random.Random, storm: bool) -> Script:

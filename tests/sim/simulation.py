@@ -23,18 +23,20 @@ from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager, WindowSize
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
+from bough.scheduler.program_policy import ProgramPolicy
 from bough.scheduler.req import Req, Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 
 from .adapters import BROKEN, FakeAdapters
+from .ahead import Ahead, as_message
 from .fairness import Fairness
 from .grammar import Background, FakeBackend
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
 from .programs import Accounts, Ledger
-from .script import Abort, Arrive, Control, EndProgram, Event, Fault, Jump, Operate, Script
+from .script import Abort, Arrive, Control, EndProgram, Event, Fault, Jump, Operate, Prefetch, Script
 
 MODEL = ModelInfo(
     name="fake", path="", architecture="fake", vocab_size=VOCAB, context_length=CONTEXT, eos_ids=EOS, dtype="none",
@@ -107,6 +109,7 @@ class Simulation:
         self._events = list(reversed(script.events))
         self._pins = any(isinstance(e, Operate) and e.pinned for e in script.events)
         self.arrivals = {e.seed: e for e in script.events if isinstance(e, Arrive)}
+        self.arrivals |= {e.what.seed: e.what for e in script.events if isinstance(e, Prefetch)}
         self.now = 0.0
         self.steps = 0
         self.readers: dict[str, Reader] = {}
@@ -152,8 +155,12 @@ class Simulation:
             adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom
+        policy = self.scheduler._queue._policy
+        if isinstance(policy, ProgramPolicy):
+            policy.aging = settings.aging
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
         self._checker = Checker(self.scheduler, self.kv, self.pipeline)
+        self._ahead = Ahead(self.scheduler, self.kv, settings.step_tokens)
         self._ledger = Ledger(self.scheduler, self.kv, self._clock)
         self._held_back: list[Arrive] = []
         self._quiet = self._barren = self._readings = 0
@@ -206,6 +213,10 @@ class Simulation:
                 self._control(op)
             case Operate():
                 self._operate(event)
+            case Prefetch():
+                self._seed = event.what.seed
+                self.scheduler.receive(as_message(event))
+                self._seed = None
             case Jump(seconds=seconds):
                 self.now += seconds
             case EndProgram(tenant=tenant, program=program, abort=abort):
@@ -291,7 +302,7 @@ class Simulation:
             require(not self.readers, "abort", "{} go on after abort_all", list(self.readers))
         elif op == "flush_cache":
             usage = self.kv.usage()
-            require(usage.tree == usage.locked == locked, "flush", "{} were locked, now {}", locked, usage)
+            require(usage.tree == usage.locked <= locked, "flush", "{} were locked, now {}", locked, usage)
 
     def _operate(self, event: Operate) -> None:
         self._controls += 1
@@ -455,8 +466,9 @@ class Simulation:
         require(stats.rejected == self._rejected, "I8 counters", "{} of {} rejections", stats.rejected, self._rejected)
         require(stats.generated_tokens == sum(len(r.tokens) for r in self.ended), "I8 counters", "generated tokens")
         require(stats.computed_tokens == self.pipeline.planned_tokens, "I8 counters", "computed tokens")
-        cached = sum(self.pipeline.cached_len.values())
+        cached = sum(n for rid, n in self.pipeline.cached_len.items() if not rid.startswith("ahead/"))
         require(stats.cached_tokens == cached, "I8 counters", "{} of {} cached tokens", stats.cached_tokens, cached)
+        self._ahead.add_up()
         require(stats.waiting == stats.running == 0, "I8 counters", "gauges")
 
     # -- seams

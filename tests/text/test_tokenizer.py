@@ -213,6 +213,7 @@ def test_every_style_keeps_every_byte(style: str, smollm_metadata: dict[str, Any
         ("smollm", "a 1234", ["a", " ", "1", "2", "3", "4"]),
         ("llama-bpe", "IT'S 1234\n\n x", ["IT", "'S", " ", "123", "4", "\n\n", " x"]),
         ("qwen2", "IT'S 123(a", ["IT", "'S", " ", "1", "2", "3", "(a"]),
+        ("seed-coder", "IT'S 12 (a);\nb", ["IT", "'S", " ", "1", "2", " (", "a", ");", "\n", "b"]),
         ("deepseek-v3", "1234日本", ["123", "4", "日本"]),
         ("tekken", "camelCase a/\nb", ["camel", "Case", " a", "/\n", "b"]),
         ("gpt-4o", "don't 1234", ["don't", " ", "123", "4"]),

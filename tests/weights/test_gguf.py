@@ -162,7 +162,7 @@ def _pair(key: bytes, kind: int, value: bytes) -> bytes:
         (_entry(b"a", (8,), 0, 1), 1, b"\0" * 64, "not aligned"),
         (_entry(b"a", (0,), 0, 0), 1, b"\0" * 64, "does not suit"),
         (_entry(b"a", (33,), 8, 0), 1, b"\0" * 64, "does not suit"),
-        (_entry(b"a", (8,), 40, 0), 1, b"\0" * 64, "type NVFP4, which is not supported"),
+        (_entry(b"a", (8,), 9, 0), 1, b"\0" * 64, "type Q8_1, which is not supported"),
         (_entry(b"a", (8,), 999, 0), 1, b"\0" * 64, "type 999"),
         (_entry(b"a", (1,) * 5, 0, 0), 1, b"\0" * 64, "5 dimensions"),
         (_entry(b"a", (8,), 0, 0) * 2, 2, b"\0" * 64, "appears twice"),

@@ -29,9 +29,17 @@ def test_values_are_those_of_the_decoder(name: str, n_out: int) -> None:
     for field in ("d", "m", "dmin"):
         if field in (fmt.layout.names or ()):
             blocks[field] = random.normal(size=len(blocks)).astype(np.float16)
+    if name == "MXFP4":
+        blocks["e"] = random.integers(112, 140, len(blocks), dtype=np.uint8)
     expected = torch.from_numpy(fmt.decode(blocks).reshape(n_out, -1).astype(np.float32))
     rows = torch.from_numpy(data.reshape(n_out, -1))
-    assert torch.equal(unpack(PACKERS[name](Blocks(name, rows, 3 * fmt.values))), expected)
+    packed = PACKERS[name](Blocks(name, rows, 3 * fmt.values))
+    assert packed is not None and torch.equal(unpack(packed), expected)
+
+
+def test_scales_that_no_kernel_holds_are_left_to_the_decoder() -> None:
+    rows = torch.tensor([[250, *range(16)]], dtype=torch.uint8)
+    assert PACKERS["MXFP4"](Blocks("MXFP4", rows, 32)) is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "Q5_0", "F16"])
@@ -46,7 +54,8 @@ def test_the_loader_gives_blocks_in_the_order_of_the_model(
             continue
         assert blocks is not None and blocks.format == kind and blocks.n_in == decoded.shape[1]
         if kind in PACKERS:
-            assert torch.equal(unpack(PACKERS[kind](blocks)), decoded), "query and key rows are restored, too"
+            packed = PACKERS[kind](blocks)
+            assert packed is not None and torch.equal(unpack(packed), decoded), "query and key rows are restored, too"
     checkpoint.close()
 
 

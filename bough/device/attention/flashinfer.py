@@ -41,7 +41,7 @@ class FlashInferAttention(TritonAttention):
         self._workspace: Tensor | None = None
         self._wrappers: dict[Plan, Any] = {}
         self._planned: set[Plan] = set()
-        self._indices: dict[bool, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
+        self._indices: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
         super().plan(batch)
@@ -82,15 +82,17 @@ class FlashInferAttention(TritonAttention):
 
     def _step(self, host: HostBatch, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where the queries and the cells of each row begin, the cells, and that each page holds one; the cells are on
-        the device, which is not asked for them. They may be others for layers that see a window."""
-        kind = window > 0
-        if kind not in self._indices:
-            lengths = host.seq_len
+        the device, which is not asked for them. Those of a layer with a window begin where the first new token's
+        window does: before it there may be none."""
+        if window not in self._indices:
+            start = host.seq_len - np.diff(host.q_start)
+            begin = np.maximum(0, start - window + 1) if window else np.zeros_like(start)
+            lengths = host.seq_len - begin
             kv_start = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-            position = np.arange(kv_start[-1]) - np.repeat(kv_start[:-1], lengths)
+            position = np.arange(kv_start[-1]) - np.repeat(kv_start[:-1] - begin, lengths)
             at = np.stack((np.repeat(host.rows, lengths), position)).astype(np.int32)
             rows, positions = to_device(at, self.batch.rows.device)
             locs = self.batch.locs(window)[0][rows, positions]
             ones = torch.ones(len(lengths), dtype=torch.int32)
-            self._indices[kind] = torch.from_numpy(host.q_start), torch.from_numpy(kv_start), locs, ones
-        return self._indices[kind]
+            self._indices[window] = torch.from_numpy(host.q_start), torch.from_numpy(kv_start), locs, ones
+        return self._indices[window]

@@ -12,6 +12,7 @@ from bough.device.layers.linear import Linear
 from bough.device.layers.norm import NormForm, RMSNorm, norm_weight
 from bough.device.ops.cells import Cells
 from bough.device.ops.heads import HeadNorm, Heads, Scoring
+from bough.device.ops.rounded import Rows
 
 Tensor = torch.Tensor
 
@@ -33,6 +34,7 @@ class AttentionForm:
         sinks: the layer has a parameter ``sinks`` [H].
         interleaved: see :class:`bough.device.ops.heads.Heads`.
         qk_norm: what the norm of queries and keys covers, ``norm`` how it is computed.
+        clip: bound of queries, keys and values before they are rotated, behind a norm of all at once; 0 for none.
     """
 
     hidden_size: int
@@ -47,6 +49,7 @@ class AttentionForm:
     sinks: bool = False
     interleaved: bool = False
     qk_norm: QKNorm = "none"
+    clip: float = 0.0
     norm: NormForm = NormForm(1e-6)
 
 
@@ -58,9 +61,10 @@ class Attention:
 
     Attributes:
         qkv, out: the projections.
+        takes: as :class:`bough.device.layers.linear.Linear`.
         heads, scoring: how queries and keys are made, and scores become weights.
         rotary: the table of the rotary embedding.
-        normed: queries and keys are normed all at once, between the projection and the op that rotates.
+        direct: nothing lies between the projection and the op that rotates.
     """
 
     def __init__(self, context: LayerContext, prefix: str, form: AttentionForm, rotary: Tensor) -> None:
@@ -71,6 +75,7 @@ class Attention:
             qkv = [(f"{prefix}.qkv_proj", q_width + 2 * kv_width)]
         self.qkv = Linear(context, qkv, form.hidden_size, form.bias)
         self.out = Linear(context, [(f"{prefix}.o_proj", form.hidden_size)], q_width, form.out_bias)
+        self.takes = self.qkv.takes
         self._widths = q_width, kv_width, kv_width
         self._norms: tuple[RMSNorm, RMSNorm] | None = None
         head_norm = None
@@ -85,14 +90,17 @@ class Attention:
         self.heads = Heads(form.n_heads, form.n_kv_heads, form.head_dim, form.interleaved, head_norm)
         self.scoring = Scoring(scale, form.softcap, form.window, sinks)
         self.rotary = rotary
-        self.normed = self._norms is not None
+        self._clip = form.clip
+        self.direct = self._norms is None and not form.clip
         self._backend = context.attention
 
-    def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
+    def __call__(self, x: Rows, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; the caches are this layer's [N, KH, D]."""
         qkv = self.qkv(x)
         if self._norms is not None:
             q, k, v = torch.split(qkv, list(self._widths), dim=1)
             qkv = torch.cat((self._norms[0](q.contiguous()), self._norms[1](k.contiguous()), v), dim=1)
+        if self._clip:
+            qkv.clamp_(-self._clip, self._clip)
         q = self._backend.write(qkv, self.rotary, k_cache, v_cache, self.heads, self.scoring.window)
         return self.out(self._backend.forward(q, k_cache, v_cache, self.scoring).view(-1, self._widths[0]))

@@ -6,24 +6,46 @@ added, and leaves what its last sublayer gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from bough.device.layers.attention import Attention
 from bough.device.layers.mlp import GatedMLP
-from bough.device.layers.norm import Norm, RMSNorm
+from bough.device.layers.norm import Norm, RMSNorm, normed
 from bough.device.ops.cells import Cells
+from bough.device.ops.rounded import Rows
 from bough.device.ops.stack import StackedLayer
 
 Tensor = torch.Tensor
 
-Mixer = Callable[[Tensor, Cells, Cells], Tensor]
-"""x [T, D] and the layer's caches -> [T, D]: attention of whatever kind."""
 
-FeedForward = Callable[[Tensor], Tensor]
-"""[T, D] -> [T, D]."""
+class Mixer(Protocol):
+    """Attention of whatever kind.
+
+    Attributes:
+        takes: what x may come rounded to; None: it comes as it is.
+    """
+
+    takes: torch.dtype | None
+
+    def __call__(self, x: Any, k_cache: Cells, v_cache: Cells) -> Tensor:
+        """x [T, D], :data:`bough.device.ops.rounded.Rows`, and the layer's caches -> [T, D]."""
+        ...
+
+
+class FeedForward(Protocol):
+    """The other sublayer.
+
+    Attributes:
+        takes: what x may come rounded to; None: it comes as it is.
+    """
+
+    takes: torch.dtype | None
+
+    def __call__(self, x: Any) -> Tensor:
+        """x [T, D], :data:`bough.device.ops.rounded.Rows` -> [T, D]."""
+        ...
 
 
 class Norms(NamedTuple):
@@ -46,9 +68,9 @@ class Block:
 
     def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
         """What is still to be added to ``residual`` [T, D], given ``x``, what the block before left to be added."""
-        x = self._attention(_enter(self._attention_norms.before, x, residual), k, v)
+        x = self._attention(_enter(self._attention_norms.before, x, residual, self._attention.takes), k, v)
         x = self._leave(self._attention_norms.after, x)
-        x = self._mlp(_enter(self._mlp_norms.before, x, residual))
+        x = self._mlp(_enter(self._mlp_norms.before, x, residual, self._mlp.takes))
         return self._leave(self._mlp_norms.after, x)
 
     def _leave(self, norm: Norm | None, x: Tensor) -> Tensor:
@@ -58,7 +80,7 @@ class Block:
     def stacked(self) -> StackedLayer | None:
         """The block as the op that computes all of them takes it; None where it computes something else."""
         attention, mlp = self._attention, self._mlp
-        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or attention.normed:
+        if not isinstance(attention, Attention) or not isinstance(mlp, GatedMLP) or not attention.direct:
             return None
         weights: list[Tensor | None] = []
         for norm in (*self._attention_norms, *self._mlp_norms):
@@ -87,21 +109,23 @@ class ParallelBlock:
 
     def __init__(self, norm: Norm, attention: Mixer, mlp: FeedForward) -> None:
         self._norm, self._attention, self._mlp = norm, attention, mlp
+        self._takes = attention.takes if attention.takes == mlp.takes else None
 
     def __call__(self, x: Tensor | None, residual: Tensor, k: Cells, v: Cells) -> Tensor:
         """As :meth:`Block.__call__`."""
-        x = _enter(self._norm, x, residual)
-        return self._attention(x, k, v) + self._mlp(x)
+        entering = _enter(self._norm, x, residual, self._takes)
+        return self._attention(entering, k, v) + self._mlp(entering)
 
     def stacked(self) -> StackedLayer | None:
         """None: no op computes all of them."""
         return None
 
 
-def _enter(norm: Norm | None, x: Tensor | None, residual: Tensor) -> Tensor:
-    """``residual += x``, if there is anything to add; its norm, or itself where there is no norm."""
+def _enter(norm: Norm | None, x: Tensor | None, residual: Tensor, takes: torch.dtype | None) -> Rows:
+    """``residual += x``, if there is anything to add; its norm as a sublayer ``takes`` it, or itself where there is no
+    norm."""
     if norm is None:
         if x is not None:
             residual += x
         return residual
-    return norm(residual) if x is None else norm.add(x, residual)
+    return normed(norm, residual, None, takes) if x is None else normed(norm, x, residual, takes)

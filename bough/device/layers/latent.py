@@ -18,10 +18,11 @@ import torch
 
 from bough.device.layers.context import LayerContext
 from bough.device.layers.linear import Linear
-from bough.device.layers.norm import NormForm, RMSNorm
+from bough.device.layers.norm import NormForm, RMSNorm, normed
 from bough.device.ops.cells import Cells, write_cells
 from bough.device.ops.heads import Scoring
 from bough.device.ops.reference import ROWS, rotate
+from bough.device.ops.rounded import Rows
 
 Tensor = torch.Tensor
 
@@ -58,6 +59,9 @@ class LatentAttention:
     """Projections, rotation, write of the latents and attention of one layer.
 
     Cells [N, 1, P + R] hold the rotated key, then the latent; there are no cells of values.
+
+    Attributes:
+        takes: as :class:`bough.device.layers.linear.Linear`.
     """
 
     def __init__(self, context: LayerContext, prefix: str, form: LatentForm, rotary: Tensor) -> None:
@@ -74,6 +78,8 @@ class LatentAttention:
         else:
             self._down = Linear(context, [kv], hidden, form.bias)
             self._q = Linear(context, [(f"{prefix}.q_proj", q_width)], hidden, False)
+        alike = self._q_norm is not None or self._q.takes == self._down.takes
+        self.takes = self._down.takes if alike else None
         self._kv_norm = RMSNorm(context, f"{prefix}.kv_a_layernorm", form.latent_size, NORM)
         per_head = form.nope_size + form.value_size
         up = context.parameter(f"{prefix}.kv_b_proj.weight", (form.n_heads * per_head, form.latent_size))
@@ -83,12 +89,12 @@ class LatentAttention:
         self._scoring = Scoring(form.scale)
         self._backend = context.attention
 
-    def __call__(self, x: Tensor, k_cache: Cells, v_cache: Cells) -> Tensor:
+    def __call__(self, x: Rows, k_cache: Cells, v_cache: Cells) -> Tensor:
         """[T, hidden] -> [T, hidden]; ``k_cache`` are this layer's cells."""
         form, batch = self._form, self._backend.batch
         sizes = [form.query_latent_size, form.latent_size, form.rotary_size]
         q_latent, latent, key = torch.split(self._down(x), sizes, dim=1)
-        q = self._q(x if self._q_norm is None else self._q_norm(q_latent.contiguous()))
+        q = self._q(x if self._q_norm is None else normed(self._q_norm, q_latent.contiguous(), None, self._q.takes))
         nope, turning = torch.split(q.view(len(x), form.n_heads, -1), [form.nope_size, form.rotary_size], dim=2)
         angles = self._rotary[batch.positions][:, None]
         key = rotate(key[:, None], angles, form.interleaved)

@@ -9,6 +9,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.device.layers.context import LayerContext
 from bough.device.layers.linear import Linear
+from bough.device.ops.rounded import Rows
 
 Tensor = torch.Tensor
 
@@ -36,6 +37,7 @@ class GatedMLP:
     Attributes:
         gate_up, down: the projections.
         activation: of the gate.
+        takes: as :class:`bough.device.layers.linear.Linear`.
     """
 
     def __init__(
@@ -53,8 +55,13 @@ class GatedMLP:
         self.gate_up = Linear(context, gate_up, hidden_size, bias)
         self.down = Linear(context, [(f"{prefix}.down_proj", hidden_size)], intermediate_size, bias)
         self.activation = activation
+        self.takes = self.gate_up.takes
+        self._ops = context.ops
         self._act_mul = context.ops.silu_mul if activation == "silu" else context.ops.gelu_mul
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return self.down(self._act_mul(self.gate_up(x)))
+        inner = self.gate_up(x)
+        if self.down.takes is not None:
+            return self.down(self._ops.gated_rounded(inner, self.activation == "gelu", self.down.takes))
+        return self.down(self._act_mul(inner))

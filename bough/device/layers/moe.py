@@ -176,7 +176,9 @@ def _adapted(out: Tensor, x: Tensor, places: Tensor | None, layer: AdaptedLayer 
 
 
 class SparseMoE:
-    """Routed experts, and beside them one that every token uses."""
+    """Routed experts, and beside them one that every token uses. The router takes inputs as they are."""
+
+    takes: torch.dtype | None = None
 
     def __init__(self, router: Router, experts: Experts, shared: FeedForward | None = None) -> None:
         self._router, self._experts, self._shared = router, experts, shared
@@ -189,6 +191,8 @@ class SparseMoE:
 
 class GatedExpert:
     """A shared expert whose output is weighted by ``sigmoid(x w)``, a weight of its own for each token."""
+
+    takes: torch.dtype | None = None
 
     def __init__(self, context: LayerContext, gate: str, hidden_size: int, expert: FeedForward) -> None:
         self._gate = context.ops.linear(context.parameter(f"{gate}.weight", (1, hidden_size), torch.float32), None)

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from bough.device.layers.context import LayerContext
+from bough.device.ops.rounded import RoundedRows, Rows
 
 Tensor = torch.Tensor
 
@@ -22,6 +23,17 @@ class Norm(Protocol):
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual += x`` in place; the norm of the new residual."""
         ...
+
+    def rounded(self, x: Tensor, residual: Tensor | None, dtype: torch.dtype) -> RoundedRows:
+        """The norm of x, or ``add`` where there is a residual, rounded to ``dtype`` for the layers that take it so."""
+        ...
+
+
+def normed(norm: Norm, x: Tensor, residual: Tensor | None, takes: torch.dtype | None) -> Rows:
+    """The norm of x or, with a residual, ``add``, as a layer ``takes`` it (:class:`.linear.Linear`)."""
+    if takes is not None:
+        return norm.rounded(x, residual, takes)
+    return norm(x) if residual is None else norm.add(x, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +65,19 @@ class RMSNorm:
     def __init__(self, context: LayerContext, name: str, size: int, form: NormForm) -> None:
         self.weight = norm_weight(context, name, size, form)
         self._eps = form.eps
-        self._norm, self._add_norm = context.ops.rms_norm, context.ops.add_rms_norm
+        self._ops = context.ops
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x [T, D], as a new tensor."""
-        return self._norm(x, self.weight, self._eps)
+        return self._ops.rms_norm(x, self.weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """``residual += x`` in place; the norm of the new residual."""
-        return self._add_norm(x, residual, self.weight, self._eps)
+        return self._ops.add_rms_norm(x, residual, self.weight, self._eps)
+
+    def rounded(self, x: Tensor, residual: Tensor | None, dtype: torch.dtype) -> RoundedRows:
+        """See :class:`Norm`."""
+        return self._ops.rms_norm_rounded(x, residual, self.weight, self._eps, dtype)
 
 
 class LayerNorm:
@@ -70,7 +86,7 @@ class LayerNorm:
     def __init__(self, context: LayerContext, name: str, size: int, eps: float, bias: bool = True) -> None:
         self._weight = context.parameter(f"{name}.weight", (size,))
         self._bias = context.parameter(f"{name}.bias", (size,)) if bias else None
-        self._eps = eps
+        self._eps, self._ops = eps, context.ops
 
     def __call__(self, x: Tensor) -> Tensor:
         """The norm of x [T, D], as a new tensor."""
@@ -80,3 +96,7 @@ class LayerNorm:
         """``residual += x`` in place; the norm of the new residual."""
         residual += x
         return self(residual)
+
+    def rounded(self, x: Tensor, residual: Tensor | None, dtype: torch.dtype) -> RoundedRows:
+        """See :class:`Norm`."""
+        return self._ops.round_rows(self(x) if residual is None else self.add(x, residual), dtype)

@@ -13,7 +13,9 @@ tokens that are generated one at a time; it differs where ``transformers`` takes
 original maximum in one piece and rotates all of it by the prompt's full length.
 
 *longrope*: ``transformers`` takes one set of factors for sequences within the original maximum and another for longer
-ones. Here the context that is served decides for all sequences, for the same reason.
+ones, and when a sequence passes it, computes all of its keys anew. Here the context that is served decides for all
+sequences, so that their keys can be shared and no token waits for that: within the original maximum all are short ones,
+beyond it long ones.
 """
 
 from __future__ import annotations

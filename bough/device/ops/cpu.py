@@ -16,6 +16,7 @@ from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.rounded import RoundedRows
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
 
@@ -79,6 +80,18 @@ class CpuOps:
 
     def gelu_mul(self, x: Tensor) -> Tensor:
         return _gated("gelu_mul", self._gelu_mul, x)
+
+    def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
+        return self._reference.round_rows(x, dtype)
+
+    def rms_norm_rounded(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> RoundedRows:
+        normed = self.rms_norm(x, weight, eps) if residual is None else self.add_rms_norm(x, residual, weight, eps)
+        return self.round_rows(normed, dtype)
+
+    def gated_rounded(self, x: Tensor, gelu: bool, dtype: torch.dtype) -> RoundedRows:
+        return self.round_rows(self.gelu_mul(x) if gelu else self.silu_mul(x), dtype)
 
     def rope_kv_write(
         self,
@@ -167,6 +180,9 @@ class CpuOps:
         dtype, pointers = _dtype(logits), _masked("apply_bitmask", logits, masks, rows)
         self._apply_bitmask(dtype, *pointers, len(rows), logits.shape[1], torch.get_num_threads())
 
+    def penalise(self, logits: Tensor, entries: Tensor) -> None:
+        self._reference.penalise(logits, entries)
+
     def masked_argmax(self, logits: Tensor, masks: Tensor, rows: Tensor, tokens: Tensor) -> None:
         dtype, pointers = _dtype(logits), _masked("masked_argmax", logits, masks, rows)
         n, vocab = logits.shape
@@ -248,6 +264,8 @@ class CpuOps:
 
 class PackedCall:
     """Multiplies with one packed weight; ``packed`` describes it to other kernels and lives as long as this does."""
+
+    rounded = None
 
     def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
         self._function = function

@@ -15,16 +15,37 @@ from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
 from bough.device.ops.lora import LoraOp
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.rounded import RoundedRows
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 
 Tensor = torch.Tensor
 
 
+class RoundedApply(Protocol):
+    """Multiplies inputs that come rounded.
+
+    Attributes:
+        takes: int8 or float8_e4m3fn, what they are rounded to.
+    """
+
+    takes: torch.dtype
+
+    def __call__(self, x: RoundedRows, out: Tensor | None = None) -> Tensor: ...
+
+
 class PackedApply(Protocol):
-    """What :meth:`Ops.packed_linear` makes; ``packed`` describes the weight to other kernels, if there are any."""
+    """What :meth:`Ops.packed_linear` makes.
+
+    Attributes:
+        packed: describes the weight to other kernels, if there are any.
+        rounded: the same for inputs that :meth:`Ops.round_rows` has rounded; None: it takes them as they are.
+    """
 
     packed: PackedLinear | None
+
+    @property
+    def rounded(self) -> RoundedApply | None: ...
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor: ...
 
@@ -62,6 +83,20 @@ class Ops(Protocol):
 
     def gelu_mul(self, x: Tensor) -> Tensor:
         """As ``silu_mul`` with the tanh form of gelu (Hendrycks and Gimpel 2016)."""
+        ...
+
+    def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
+        """x [T, K] in int8 or float8_e4m3fn, with a scale for each row (:mod:`bough.device.ops.rounded`)."""
+        ...
+
+    def rms_norm_rounded(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> RoundedRows:
+        """``round_rows`` of ``rms_norm`` or, with a residual, of ``add_rms_norm``, bit for bit."""
+        ...
+
+    def gated_rounded(self, x: Tensor, gelu: bool, dtype: torch.dtype) -> RoundedRows:
+        """``round_rows`` of ``gelu_mul`` or ``silu_mul``, bit for bit."""
         ...
 
     def rope_kv_write(
@@ -129,6 +164,16 @@ class Ops(Protocol):
             logits: [S, V].
             masks: [R, ceil(V / 32)] int32; bit i of word w is set where token 32 w + i is allowed.
             rows: [R] int64, different rows of ``logits``, one for each mask.
+        """
+        ...
+
+    def penalise(self, logits: Tensor, entries: Tensor) -> None:
+        """Lower the logits of tokens that occurred, in place.
+
+        Args:
+            logits: [S, V] float32.
+            entries: [4, N] int32, pairs of row and id of which no two are the same; then, as bits of float32, what
+                divides a positive logit and multiplies another, and what is subtracted from the result.
         """
         ...
 

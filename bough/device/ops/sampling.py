@@ -179,6 +179,14 @@ def logprobs(logits: Tensor, tokens: Tensor, n_top: int, asked: Tensor) -> Token
     )
 
 
+def penalise(logits: Tensor, entries: Tensor) -> None:
+    """See :meth:`bough.device.ops.registry.Ops.penalise`."""
+    rows, ids = entries[0], entries[1]
+    factor, subtracted = entries[2].view(torch.float32), entries[3].view(torch.float32)
+    values = logits[rows, ids]
+    logits[rows, ids] = torch.where(values > 0, values / factor, values * factor) - subtracted
+
+
 def apply_bitmask(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
     """The specification of :meth:`bough.device.ops.registry.Ops.apply_bitmask`."""
     bits = masks[..., None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1

@@ -10,6 +10,7 @@ import torch
 
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.rounded import RoundedRows
 
 Tensor = torch.Tensor
 
@@ -54,16 +55,35 @@ class Held:
         return None
 
 
+class RoundedMethod(Protocol):
+    """A linear layer for inputs that come rounded, so that what makes them can round them, once for all layers.
+
+    Attributes:
+        takes: int8 or float8_e4m3fn, what they are rounded to.
+    """
+
+    takes: torch.dtype
+
+    def __call__(self, x: RoundedRows) -> Tensor:
+        """[T, in] -> [T, out], a new tensor."""
+        ...
+
+
 class LinearMethod(Protocol):
     """Owns the weight of one linear layer, in whatever form multiplies fastest.
 
     Attributes:
         parts: packed weights whose outputs, side by side, are the layer's; empty where it multiplies otherwise. For
             kernels that multiply with them themselves, as long as the method lives.
+        rounded: gives what ``apply`` does, bit for bit, for inputs rounded by the ops' ``round_rows``; None: the layer
+            takes inputs as they are.
     """
 
     @property
     def parts(self) -> Sequence[PackedLinear]: ...
+
+    @property
+    def rounded(self) -> RoundedMethod | None: ...
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""

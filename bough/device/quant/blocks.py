@@ -12,6 +12,7 @@ import torch
 
 from bough.device.ops.packed import Kind, PackedWeight, pack_groups
 from bough.device.quant.base import Blocks, Parameter
+from bough.device.quant.mxfp4 import pack_floats
 
 Tensor = torch.Tensor
 
@@ -65,6 +66,11 @@ def _iq4_nl(blocks: Blocks) -> PackedWeight:
     return pack_groups(Kind.Q8, values.flatten(1), _half(d))
 
 
+def _mxfp4(blocks: Blocks) -> PackedWeight | None:
+    exponents, q = _fields(blocks, 32, 1, 16)
+    return pack_floats(torch.cat((q & 15, q >> 4), dim=2), exponents[..., 0])
+
+
 def _q3_k(blocks: Blocks) -> PackedWeight:
     """As Q6_K, whose scales are of groups of 16, too, and have more bits."""
     high, q, packed, d = _fields(blocks, 256, 32, 64, 12, 2)
@@ -105,14 +111,15 @@ def _q6_k(blocks: Blocks) -> PackedWeight:
     return pack_groups(Kind.Q6_K, values, _half(d), scales.reshape(len(values), -1, 2))
 
 
-PACKERS: dict[str, Callable[[Blocks], PackedWeight]] = {
+PACKERS: dict[str, Callable[[Blocks], PackedWeight | None]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q8_0": _q8_0,
     "IQ4_NL": _iq4_nl,
+    "MXFP4": _mxfp4,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
 }
-"""ggml's name of a format -> how its blocks become a packed weight."""
+"""ggml's name of a format -> how its blocks become a packed weight; None where the kernels do not hold the values."""

@@ -34,6 +34,7 @@ class DenseLinear:
     """
 
     parts: Sequence[PackedLinear] = ()
+    rounded = None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""

@@ -31,25 +31,38 @@ class MxFp4:
     exponents: Tensor
     dtype: torch.dtype
 
-    def _doubled(self) -> Tensor:
-        """int8 [N, G, 32]: twice the values, before they are scaled."""
-        both = torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
-        return torch.tensor(DOUBLED, dtype=torch.int8, device=both.device)[both.int()]
-
-    def _scale(self) -> Tensor:
-        """float32 [N, G], for doubled values: the exponents are those of float32."""
-        return (self.exponents.int() << 23).view(torch.float32) / 2
+    def _codes(self) -> Tensor:
+        """uint8 [N, G, 32]."""
+        return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(-2)
 
     def dense(self) -> Tensor:
         """[N, K] in the model's dtype."""
-        return (self._doubled() * self._scale()[..., None]).flatten(1).to(self.dtype)
+        return (_doubled(self._codes()) * _scale(self.exponents)[..., None]).flatten(1).to(self.dtype)
 
     def blocks(self) -> PackedWeight | None:
-        """The same values as integers of 8 bits; None where a scale is no number of 16 bits."""
-        doubled = self._doubled()
-        # Of groups of zeros the exponent means nothing.
-        scale = self._scale() * doubled.any(-1)
-        if not torch.equal(scale.half().float(), scale):
-            return None
-        q = (doubled.int() + ZERO[Kind.Q8]).to(torch.uint8)
-        return pack_groups(Kind.Q8, q.flatten(1), scale.half(), group=GROUP)
+        """As :func:`pack_floats` gives it."""
+        return pack_floats(self._codes(), self.exponents)
+
+
+def pack_floats(codes: Tensor, exponents: Tensor) -> PackedWeight | None:
+    """The same values as integers of 8 bits; None where a scale is no number of 16 bits.
+
+    ``codes`` are uint8 [N, G, 32], one a byte; ``exponents`` uint8 [N, G].
+    """
+    doubled = _doubled(codes)
+    # Of groups of zeros the exponent means nothing.
+    scale = _scale(exponents) * doubled.any(-1)
+    if not torch.equal(scale.half().float(), scale):
+        return None
+    q = (doubled.int() + ZERO[Kind.Q8]).to(torch.uint8)
+    return pack_groups(Kind.Q8, q.flatten(1), scale.half(), group=GROUP)
+
+
+def _doubled(codes: Tensor) -> Tensor:
+    """int8, of the shape of ``codes``: twice the values, before they are scaled."""
+    return torch.tensor(DOUBLED, dtype=torch.int8, device=codes.device)[codes.int()]
+
+
+def _scale(exponents: Tensor) -> Tensor:
+    """float32, for doubled values: the exponents are those of float32."""
+    return (exponents.int() << 23).view(torch.float32) / 2

@@ -11,13 +11,32 @@ import torch
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
 from bough.device.ops.pages import Arena
-from bough.device.ops.registry import Ops
-from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
+from bough.device.ops.registry import Ops, RoundedApply
+from bough.device.ops.rounded import RoundedRows
+from bough.device.quant.base import LinearMethod, Parameter, RoundedMethod, Scheme, Table
 
 Tensor = torch.Tensor
 
 Pack = Callable[[Parameter], PackedWeight | None]
 """Reads and packs a weight; None leaves it in the model's dtype."""
+
+
+class RoundedParts:
+    """A :class:`bough.device.quant.base.RoundedMethod` of several side by side, which take the same."""
+
+    def __init__(self, applies: Sequence[RoundedApply], columns: Sequence[slice]) -> None:
+        """``columns`` are those of each among the outputs."""
+        self.takes = applies[0].takes
+        self._applies, self._columns = applies, columns
+
+    def __call__(self, x: RoundedRows) -> Tensor:
+        """[T, in] -> [T, out], a new tensor."""
+        if len(self._applies) == 1:
+            return self._applies[0](x)
+        out = x.data.new_empty((len(x), self._columns[-1].stop), dtype=x.dtype)
+        for apply, columns in zip(self._applies, self._columns):
+            apply(x, out[:, columns])
+        return out
 
 
 class PackedMethod:
@@ -29,11 +48,16 @@ class PackedMethod:
         self._columns = [slice(end - size, end) for size, end in zip(sizes, ends)]
         biases = [None if bias is None else bias[columns] for columns in self._columns]
         self._applies = [ops.packed_linear(weight, b) for weight, b in zip(weights, biases)]
-        self._n_out = ends[-1]
+        self._n_out, self._ops = ends[-1], ops
+        rounded = [a.rounded for a in self._applies if a.rounded is not None]
+        alike = len(rounded) == len(self._applies) and len({a.takes for a in rounded}) == 1
+        self.rounded: RoundedMethod | None = RoundedParts(rounded, self._columns) if alike else None
         self.parts: Sequence[PackedLinear] = [a.packed for a in self._applies if a.packed is not None]
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""
+        if self.rounded is not None:
+            return self.rounded(self._ops.round_rows(x.contiguous(), self.rounded.takes))
         if len(self._applies) == 1:
             return self._applies[0](x)
         out = x.new_empty(len(x), self._n_out)

@@ -49,12 +49,14 @@ class BaseBackend:
         support_concate_and_append: joins texts as KV.
         is_chat_model: takes messages only.
         knows_programs: takes envelopes, so that forks and selects need no preparing requests.
+        takes_adapters: obeys ``lora_path`` of a call.
         loop: the event loop that its coroutines must run on; None: any.
     """
 
     support_concate_and_append = False
     is_chat_model = False
     knows_programs = False
+    takes_adapters = False
     loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self) -> None:

@@ -38,6 +38,8 @@ class RuntimeEndpoint(AsyncBackend):
     Raises BackendError where the server does not answer.
     """
 
+    takes_adapters = True
+
     def __init__(
         self,
         base_url: str,
@@ -113,7 +115,7 @@ class RuntimeEndpoint(AsyncBackend):
         task.add_done_callback(self._ending.discard)
 
     async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
-        await self._generate(_with_images(s, {"text": s.text_, "sampling_params": PREFILL}))
+        await self._generate(_with_parts(s, {"text": s.text_, "sampling_params": PREFILL}))
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         answer = await self._generate(self._body(s, sampling_params))
@@ -140,7 +142,7 @@ class RuntimeEndpoint(AsyncBackend):
         assert temperature <= 1e-5
         if self.knows_programs:
             return await self._select_at_once(s, choices, choices_method)
-        prompt = await self._generate(_with_images(s, {"text": s.text_, "sampling_params": PREFILL}))
+        prompt = await self._generate(_with_parts(s, {"text": s.text_, "sampling_params": PREFILL}))
         body = {
             "text": [s.text_ + choice for choice in choices],
             "sampling_params": {**PREFILL, "temperature": 0},
@@ -148,7 +150,7 @@ class RuntimeEndpoint(AsyncBackend):
             "return_text_in_logprobs": True,
             "logprob_start_len": max(prompt["meta_info"]["prompt_tokens"] - 2, 0),
         }
-        answers = [one["meta_info"] for one in await self._generate(_with_images(s, body))]
+        answers = [one["meta_info"] for one in await self._generate(_with_parts(s, body))]
         rows, normalized = [], []
         for answer in answers:
             healed, mean = _healed(answer["input_token_logprobs"], s.text_)
@@ -158,7 +160,7 @@ class RuntimeEndpoint(AsyncBackend):
         if choices_method.requires_unconditional_logprobs:
             ids = [[row[1] for row in r] for r in rows]
             body = {"input_ids": ids, "sampling_params": PREFILL, "return_logprob": True}
-            found = await self._generate(_with_images(s, body))
+            found = await self._generate(_with_parts(s, body))
             alone = [one["meta_info"]["input_token_logprobs"] for one in found]
         output = [answer["output_token_logprobs"] for answer in answers]
         return decide(choices_method, choices, rows, output, alone, normalized)
@@ -172,7 +174,7 @@ class RuntimeEndpoint(AsyncBackend):
             "input_ids": prompts, "sampling_params": {**PREFILL, "temperature": 0}, "return_logprob": True,
             "return_text_in_logprobs": True, "logprob_start_len": starts, "program": s.envelope(),
         }  # fmt: skip
-        answers = [one["meta_info"] for one in await self._generate(_with_images(s, body))]
+        answers = [one["meta_info"] for one in await self._generate(_with_parts(s, body))]
         rows = [answer["input_token_logprobs"] for answer in answers]
         output = [answer["output_token_logprobs"] for answer in answers]
         return rows_from(method, choices, rows, output, answers)
@@ -194,7 +196,7 @@ class RuntimeEndpoint(AsyncBackend):
             body["stream"] = True
         if self.knows_programs:
             body["program"] = s.envelope()
-        return _with_images(s, body)
+        return _with_parts(s, body)
 
     async def _generate(self, body: dict[str, Any]) -> Any:
         return await self._http.request("POST", "/generate", body)
@@ -216,7 +218,10 @@ class RuntimeEndpoint(AsyncBackend):
         return str(text["text"])
 
 
-def _with_images(s: StreamExecutor, body: dict[str, Any]) -> dict[str, Any]:
+def _with_parts(s: StreamExecutor, body: dict[str, Any]) -> dict[str, Any]:
+    """``body`` with the image and the adapter of the call."""
+    if s.lora_path is not None:
+        body["lora_path"] = s.lora_path
     if s.images_:
         assert len(s.images_) == 1, "Only support one image."
         body["image_data"] = s.images_[0][1]

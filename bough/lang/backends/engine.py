@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
+from bough.base.messages import Namespace
 from bough.base.params import SamplingParams
 from bough.base.program import Program
 from bough.lang.backends.base import AsyncBackend, Generated
@@ -46,6 +47,7 @@ class EngineBackend(AsyncBackend):
     """``engine``, which stays its owner's to close."""
 
     knows_programs = True
+    takes_adapters = True
 
     def __init__(self, engine: EngineLike) -> None:
         super().__init__()
@@ -170,7 +172,10 @@ class EngineBackend(AsyncBackend):
                 yield chunk
 
     def _program(self, s: StreamExecutor) -> dict[str, Any]:
-        return {"program": Program(**s.envelope())}
+        named: dict[str, Any] = {"program": Program(**s.envelope())}
+        if s.lora_path is not None:
+            named["namespace"] = Namespace(adapter=s.lora_path)
+        return named
 
     def _meta(self, chunk: Any, params: SglSamplingParams, logprobs_seen: int) -> dict[str, Any]:
         """What /generate says beside the text; logprobs are those of this chunk."""

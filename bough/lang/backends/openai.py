@@ -52,13 +52,15 @@ class OpenAI(AsyncBackend):
     """A model behind OpenAI's chat completions, or completions where ``is_chat_model`` is False.
 
     On a chat model a gen must directly follow the beginning of an assistant's message, unless its program has
-    ``num_api_spec_tokens``. A server of bough is told of programs.
+    ``num_api_spec_tokens``. A server of bough is told of programs. The adapter of a gen is asked for as a model.
 
     Args:
         chat_template: says what text a program sees around messages; the API is sent the messages.
         is_azure: use Azure's client.
         args, kwargs: of :class:`openai.AsyncOpenAI`: ``api_key``, ``base_url`` and others.
     """
+
+    takes_adapters = True
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class OpenAI(AsyncBackend):
         for step in range(max(len(i) for i in ids)):
             answer = await self._call(
                 self.client.completions.create(
-                    model=self.model_name,
+                    model=s.lora_path or self.model_name,
                     prompt=prompt,
                     max_tokens=1,
                     temperature=temperature,
@@ -166,6 +168,8 @@ class OpenAI(AsyncBackend):
         told = await self._is_told()
         if told:
             extra["program"] = s.envelope()
+            if self.is_chat_model:
+                extra["program"].pop("after", None)  # behind the template's own text, which the server adds
             extra |= {name: value for name in ("regex",) if (value := getattr(params, name)) is not None}
             params.regex = None
         kwargs = params.to_openai_kwargs()
@@ -180,7 +184,7 @@ class OpenAI(AsyncBackend):
                 kwargs["response_format"] = {"type": "json_schema", "json_schema": schema}
             elif told:
                 extra["json_schema"] = params.json_schema
-        return {"model": self.model_name, **kwargs, **({"extra_body": extra} if extra else {})}
+        return {"model": s.lora_path or self.model_name, **kwargs, **({"extra_body": extra} if extra else {})}
 
     async def _is_told(self) -> bool:
         """Whether the server is bough's, and so takes envelopes."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from bough.base.plan import RowInit
+from bough.device.ops.registry import Ops
 from bough.device.platform.copies import to_device
 from bough.worker.sampling.base import SampleContext, Tensor
 
@@ -51,8 +51,9 @@ class Penalties:
     2019); then ``frequency_penalty * c`` and, where c > 0, ``presence_penalty`` are subtracted (OpenAI's).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ops: Ops) -> None:
         self.rows: dict[int, _Counts] = {}
+        self._ops = ops
 
     def add(self, row: int, init: RowInit) -> None:
         p = init.params
@@ -78,10 +79,10 @@ class Penalties:
 
         subtract = per_token([c.frequency for _, c in found]) * counts
         subtract += per_token([c.presence for _, c in found]) * (counts > 0)
-        device = logits.device
-        factor = to_device(per_token([c.repetition for _, c in found]), device)
-        rows = to_device(np.repeat(np.array([i for i, _ in found]), sizes), device)
-        ids = to_device(np.concatenate([c.ids[: c.size] for _, c in found]), device)
-        values = logits[rows, ids]
-        values = torch.where(values > 0, values / factor, values * factor)
-        logits[rows, ids] = values - to_device(subtract, device)
+        entries = np.stack((
+            np.repeat(np.array([i for i, _ in found], np.int32), sizes),
+            np.concatenate([c.ids[: c.size] for _, c in found]).astype(np.int32),
+            per_token([c.repetition for _, c in found]).view(np.int32),
+            subtract.view(np.int32),
+        ))  # fmt: skip
+        self._ops.penalise(logits, to_device(entries, logits.device))

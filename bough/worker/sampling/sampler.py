@@ -90,7 +90,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._draws: dict[int, _Draw] = {}
         self._logprobs = Logprobs(ops)
-        self._histories: list[RowState] = [Penalties(), BadWords()]
+        self._histories: list[RowState] = [Penalties(ops), BadWords()]
         self._features: list[RowState] = [*self._histories, LogitBias(), AllowedTokens(), MinTokens()]
 
     def add(self, row: int, init: RowInit) -> None:

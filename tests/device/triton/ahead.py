@@ -24,7 +24,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bough.device.ops.rounded import LARGEST
 from bough.device.ops.triton import attention, elementwise, experts, latent, linear, lora, merge, rope, sampling
+from bough.device.ops.triton.launch import warps
 
 ARCHITECTURES = (80, 90)
 
@@ -63,8 +65,8 @@ def builds() -> Iterator[Build]:
     for add in (False, True):
         yield Build(
             f"rms_norm add={add}", elementwise.rms_norm_kernel,
-            {"x": bf16, "residual": bf16, "weight": bf16, "out": bf16, "dim": "i32", "eps": "fp32"},
-            {"ADD": add, "BLOCK": 4096}, 8,
+            {"x": bf16, "residual": bf16, "weight": bf16, "out": bf16, "scales": bf16, "dim": "i32", "eps": "fp32"},
+            {"ADD": add, "LARGEST": 0.0, "BLOCK": 4096}, 8,
         )  # fmt: skip
     for gelu in (False, True):
         yield Build(
@@ -75,9 +77,24 @@ def builds() -> Iterator[Build]:
         yield Build(
             f"round_rows {dtype}", elementwise.round_rows_kernel,
             {"x": bf16, "out": dtype, "scales": torch.float32, "dim": "i32"},
-            {"LARGEST": 127.0 if dtype == torch.int8 else 448.0, "BLOCK": 4096}, 8,
+            {"LARGEST": LARGEST[dtype], "BLOCK": 4096}, 8,
             architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
         )  # fmt: skip
+        for width in (4096, 16384):
+            yield Build(
+                f"rms_norm {dtype} width={width}", elementwise.rms_norm_kernel,
+                {"x": bf16, "residual": bf16, "weight": bf16, "out": dtype, "scales": torch.float32, "dim": "i32",
+                 "eps": "fp32"},
+                {"ADD": True, "LARGEST": LARGEST[dtype], "BLOCK": width}, warps(width),
+                architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
+            )  # fmt: skip
+        for gelu in (False, True):
+            yield Build(
+                f"gated {dtype} gelu={gelu}", elementwise.gated_rounded_kernel,
+                {"x": bf16, "out": dtype, "scales": torch.float32, "dim": "i32"},
+                {"GELU": gelu, "LARGEST": LARGEST[dtype], "BLOCK": elementwise.CHUNK}, warps(elementwise.CHUNK),
+                architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
+            )  # fmt: skip
     for kv in (bf16, torch.int8, torch.float8_e4m3fn):
         yield Build(
             f"rope_kv_write {kv}", rope.rope_kv_write_kernel,
@@ -214,6 +231,11 @@ def sampling_builds() -> Iterator[Build]:
             {"BLOCK": sampling.COLUMNS}, 8, odd=("n_top", "n_asked"),
         )  # fmt: skip
     yield Build(
+        "penalise", sampling.penalise_kernel,
+        {"logits": torch.float32, "entries": torch.int32, "n": "i32", "vocab": "i32"}, {"BLOCK": sampling.PENALISED},
+        odd=("n",),
+    )  # fmt: skip
+    yield Build(
         "apply_bitmask", sampling.apply_bitmask_kernel,
         {"logits": torch.float32, "masks": torch.int32, "rows": torch.int64, "vocab": "i32", "words": "i32"},
         {"BLOCK": sampling.COLUMNS}, 8,
@@ -265,6 +287,7 @@ def compile_one(build: Build, architecture: int) -> dict[str, Any]:
     ptx = made.asm["ptx"]
     return {
         "name": build.name,
+        "kernel": build.kernel.fn.__name__,
         "architecture": architecture,
         "shared": made.metadata.shared,
         **resources(made.asm["cubin"]),

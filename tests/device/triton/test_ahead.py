@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from bough.device.ops.triton import attention
 
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that one program may have (CUDA programming guide, compute capabilities)."""
@@ -41,4 +44,8 @@ def test_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
-    check(compiled("", tmp_path))
+    builds = compiled("", tmp_path)
+    check(builds)
+    sources = Path(attention.__file__).parent.glob("*.py")
+    kernels = {name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source.read_text(), re.M)}
+    assert {build["kernel"] for build in builds} == kernels

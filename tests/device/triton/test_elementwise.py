@@ -11,7 +11,6 @@ from bough.device.ops.cells import QuantizedCells, read_cells
 from bough.device.ops.heads import HeadNorm, Heads
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
-from bough.device.ops.triton.elementwise import round_rows
 
 from ..cases import empty_cells
 from ..test_ops import close, exact_norm, randn
@@ -92,19 +91,3 @@ def there_back(cells: torch.Tensor | QuantizedCells) -> torch.Tensor | Quantized
     if isinstance(cells, QuantizedCells):
         return QuantizedCells(cells.data.cpu(), cells.scale.cpu())
     return cells.cpu()
-
-
-@pytest.mark.parametrize("target", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_round_rows(dtype: torch.dtype, target: torch.dtype) -> None:
-    x = randn(4, 300, dtype=dtype) * torch.tensor([[1e-3], [1.0], [50.0], [1.0]]).to(dtype)
-    x[3] = 0.0
-    rounded, scales = (t.cpu() for t in round_rows(x.to(DEVICE), target))
-    assert rounded.dtype == target and scales.shape == (4, 1)
-    top = x.double().abs().amax(1, keepdim=True)
-    error = (rounded.double() * scales.double() - x.double()).abs()
-    unit = top / 127 / 2 if target == torch.int8 else x.double().abs() * 2**-4 + top * 2**-16
-    assert (error <= unit * 1.001 + 1e-12).all()
-    x[1, 7], x[2, 8] = torch.nan, torch.inf
-    _, scales = round_rows(x.to(DEVICE), target)
-    assert scales.isfinite().flatten().tolist() == [True, False, False, True]

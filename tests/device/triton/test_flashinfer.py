@@ -17,11 +17,10 @@ from bough.base.plan import SharedPrefix
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.flashinfer import FlashInferAttention
 from bough.device.attention.work import SPLIT, HostBatch
-from bough.device.ops.heads import Scoring
 from bough.device.ops.registry import Ops
 
 from ..cases import Case, exact_attention, make_case, tolerance
-from .test_attention import exact_with, there
+from .test_attention import there
 
 Tensor = torch.Tensor
 
@@ -95,11 +94,11 @@ def test_steps_of_every_kind(ops: Ops) -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("window", "softcap"), [(7, 0.0), (0, 5.0), (40, 5.0)])
 def test_options_of_layers(ops: Ops, window: int, softcap: float) -> None:
-    backend, case = FlashInferAttention(ops), make_case([65, 30], [2, 9], (4, 2, 32), torch.float32)
+    backend = FlashInferAttention(ops)
+    case = make_case([65, 30], [2, 9], (4, 2, 32), torch.float32, softcap=softcap, window=window)
     planned(backend, case)
-    scoring = Scoring(case.scoring.scale, softcap, window)
-    out = backend.forward(there(case.q), there(case.k), there(case.v), scoring).cpu()
-    assert (out.double() - exact_with(case, window, softcap, None)).abs().max() < 5e-6
+    out = backend.forward(there(case.q), there(case.k), there(case.v), case.scoring).cpu()
+    assert ((out.double() - exact_attention(case)).abs() <= tolerance(case)).all()
     assert Wrapper.plans == 1
 
 

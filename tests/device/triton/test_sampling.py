@@ -128,3 +128,26 @@ def test_top_tokens_end_where_numbers_do(ops: Ops) -> None:
         logits.to(DEVICE), torch.tensor([0]).to(DEVICE), 4, torch.tensor([], dtype=torch.int64).to(DEVICE)
     )
     assert found.top_ids.tolist() == [[2, 0, -1, -1]]
+
+
+@pytest.mark.parametrize("n", [0, 1, 511, 512, 513, 2000])
+def test_penalties(ops: Ops, n: int) -> None:
+    g = torch.Generator().manual_seed(n)
+    logits = torch.randn(7, 3000, generator=g) * 5
+    logits[2, :50] = -torch.inf
+    where = torch.randperm(7 * 3000, generator=g)[:n]
+    rows, ids = (where // 3000).int(), (where % 3000).int()
+    factor, subtracted = torch.rand(n, generator=g) * 3 + 0.1, torch.randn(n, generator=g)
+    entries = torch.stack((rows, ids, factor.view(torch.int32), subtracted.view(torch.int32)))
+    exact = logits.double()
+    for row, token, f, s in zip(rows.tolist(), ids.tolist(), factor.tolist(), subtracted.tolist()):
+        value = exact[row, token]
+        exact[row, token] = (value / f if value > 0 else value * f) - s
+    mine, twin = logits.to(DEVICE), logits.clone()
+    ops.penalise(mine, entries.to(DEVICE))
+    REFERENCE.penalise(twin, entries)
+    for found in (mine.cpu(), twin):
+        assert torch.allclose(found.double(), exact, rtol=1e-6, atol=1e-5)
+    untouched = torch.ones(7 * 3000, dtype=torch.bool)
+    untouched[where] = False
+    assert torch.equal(mine.cpu().flatten()[untouched], logits.flatten()[untouched])

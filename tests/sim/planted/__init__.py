@@ -6,8 +6,8 @@ from .cache import CACHE, POOL, SHARING, WINDOWS
 from .grammar import GRAMMAR
 from .mechanism import Bug as Bug
 from .mechanism import planted as planted
-from .programs import PROGRAMS
+from .programs import AHEAD, PROGRAMS
 from .scheduling import FAULTS, LATE, LIFE, ORDER
 
-BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + WINDOWS
+BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + AHEAD + WINDOWS
 BY_NAME = {bug.name: bug for bug in BUGS}

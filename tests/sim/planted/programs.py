@@ -1,4 +1,4 @@
-"""Bugs of programs and leases."""
+"""Bugs of programs, leases and what is computed ahead."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from bough.kv.claims import Claims
 from bough.kv.program_eviction import ProgramEviction
 from bough.kv.radix import RadixTree
 from bough.scheduler import commit
+from bough.scheduler.background import Background
+from bough.scheduler.commit import Committer
 from bough.scheduler.loop import Scheduler
+from bough.scheduler.planner import Planner
 from bough.scheduler.program_policy import ProgramPolicy
-from bough.scheduler.programs import Programs
+from bough.scheduler.programs import Ahead, Programs
 
 from .mechanism import simple
 
@@ -156,5 +159,120 @@ PROGRAMS = (
         "over",
         "self._over.add(owner)",
         "pass",
+    ),
+    simple(
+        "nobody_ages",
+        "a program that others were preferred to waited as long as they came",
+        ProgramPolicy,
+        "_next",
+        "if aged is not None and aged.aged <= programs.service:",
+        "if False:",
+    ),
+)
+
+AHEAD = (
+    simple(
+        "ahead_counts_as_a_prompt",
+        "the hit rate went up with every token that nobody had asked for",
+        Planner,
+        "_run_background",
+        "background.began(req, start)",
+        "background.began(req, start); self.cached_tokens += start",
+    ),
+    simple(
+        "ahead_goes_on_while_others_wait",
+        "what nobody had asked for was computed while requests waited for cells",
+        Planner,
+        "_admit",
+        "return 0",
+        "return budget",
+    ),
+    simple(
+        "ahead_takes_the_budget",
+        "decoding stood still while a long text was computed ahead",
+        Planner,
+        "_run_background",
+        "max(1, others // BESIDE) if others else budget",
+        "budget",
+    ),
+    simple(
+        "ahead_keeps_its_row",
+        "requests lost their rows to what nobody had asked for",
+        Planner,
+        "stop_background",
+        "if req is None:",
+        "if True:",
+    ),
+    simple(
+        "ahead_outlives_its_program",
+        "agents that had ended went on being computed for",
+        Background,
+        "_wanted",
+        "return not state.ended and self._programs.find(*state.key) is state",
+        "return True",
+    ),
+    simple(
+        "ahead_forgets_its_salt",
+        "what was computed ahead was shared with everybody",
+        Scheduler,
+        "_prefetch",
+        "namespace=message.namespace,",
+        "namespace=type(message.namespace)(),",
+    ),
+    simple(
+        "ahead_is_told",
+        "clients got outputs of a request that they had never made",
+        Committer,
+        "_silent",
+        "if req.background:",
+        "if False:",
+    ),
+    simple(
+        "ahead_evicts_what_is_worth_more",
+        "a lease was evicted for what nobody had asked for",
+        RadixTree,
+        "evict_lesser",
+        "if not self._policy.prefers(fresh, victim):",
+        "if False:",
+    ),
+    simple(
+        "ahead_counts_as_a_row",
+        "programs waited for seats behind what nobody had asked for",
+        Programs,
+        "vacated",
+        "self.rows -= not req.background",
+        "self.rows -= 1",
+    ),
+    simple(
+        "ahead_is_tried_again",
+        "a failed forward was blamed on what nobody had asked for, and an answer to it sent",
+        Scheduler,
+        "_recover",
+        "if req.background:",
+        "if False:",
+    ),
+    simple(
+        "ahead_is_counted_as_an_end",
+        "more requests had ended than had come",
+        Committer,
+        "_close",
+        "self.finished += not req.background",
+        "self.finished += 1",
+    ),
+    simple(
+        "ahead_is_planned_as_a_request",
+        "what nobody had asked for took its turn among the rows",
+        Planner,
+        "_plan_running",
+        "& ~rows.background[running]",
+        "",
+    ),
+    simple(
+        "ahead_found_where_it_was_not",
+        "tokens counted as found that had been in the cache before",
+        Ahead,
+        "found",
+        "end = min(self.end, cached_len)",
+        "end = self.end + cached_len",
     ),
 )

@@ -135,17 +135,22 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
 struct Q8Format {
     static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
+    static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
+        return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * PANEL;
+    }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        int64_t at = scale_group_of(l, panel, g, n_groups);
-        return {load_half((const uint16_t*)l.scale + at * PANEL + column), vf{}};
+        return {load_half(scales(l, panel, g, n_groups) + column), vf{}};
     }
 };
 
 struct Int8Format {
     static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
+    static INLINE const float* scales(const PackedLinear& l, int64_t panel, int64_t, int64_t) {
+        return (const float*)l.scale + panel * PANEL;
+    }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t, int64_t, int column, int) {
-        return {loadf((const float*)l.scale + panel * PANEL + column), vf{}};
+        return {loadf(scales(l, panel, 0, 0) + column), vf{}};
     }
 };
 
@@ -156,9 +161,11 @@ struct Q4Format : Q8Format {
 struct Q4MinFormat {
     static constexpr int BITS = 4;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
+    static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
+        return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * 2 * PANEL;
+    }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        int64_t at = scale_group_of(l, panel, g, n_groups);
-        const uint16_t* from = (const uint16_t*)l.scale + at * 2 * PANEL + column;
+        const uint16_t* from = scales(l, panel, g, n_groups) + column;
         return {load_half(from), load_half(from + PANEL)};
     }
 };
@@ -173,9 +180,12 @@ struct Q4ZeroFormat : Q4MinFormat {
 struct Q4KFormat {
     static constexpr int BITS = 4;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
+    static INLINE const uint8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
+        return (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
+    }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
-        const uint8_t* sub = (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL + column;
+        const uint8_t* sub = scales(l, panel, g, n_groups) + column;
         return {load_half(d) * load_bytes(sub), -(load_half(d + PANEL) * load_bytes(sub + PANEL))};
     }
 };
@@ -183,9 +193,12 @@ struct Q4KFormat {
 struct Q6KFormat {
     static constexpr int BITS = 8;
     static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
+    static INLINE const int8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
+        return (const int8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
+    }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
         const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
-        const int8_t* sub = (const int8_t*)l.sub + ((panel * n_groups + g) * 2 + half) * PANEL + column;
+        const int8_t* sub = scales(l, panel, g, n_groups) + half * PANEL + column;
         return {load_half(d) * load_bytes(sub), vf{}};
     }
 };
@@ -255,8 +268,11 @@ struct GroupTile {
         clear(total);
         for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
             if (R <= 2)
-                for (int p = 0; p < P; ++p)
+                for (int p = 0; p < P; ++p) {
                     for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
+                    if (!Format::WHOLE)
+                        __builtin_prefetch(Format::scales(l, panel + p, g + AHEAD_WORDS / (LINES * PANEL), n_groups));
+                }
             else
                 next.touch<P>(g * LINES * PANEL, LINES);
             constexpr int PARTS = Format::SPLIT ? 2 : 1;

@@ -47,6 +47,10 @@ def attend_kernel(
         held = line // GROUP < tl.load(item + 2)
         first, last = tl.load(item + 3), tl.load(item + 4)
         partial = tl.load(item + 5)
+        if WINDOW:
+            # What the first token does not see, no later one does; where its KV lay there may be somebody else's.
+            unseen = tl.load(positions + tl.load(item + 1)) - window
+            first = tl.maximum(first, (unseen + 1) // BLOCK_N * BLOCK_N)
         token = tl.load(order + at, mask=held, other=0).to(tl.int64)
         position = tl.load(positions + at, mask=held, other=0)
         own = head * GROUP + line % GROUP
@@ -58,6 +62,8 @@ def attend_kernel(
         for begin in range(first, last, BLOCK_N):
             keys = begin + tl.arange(0, BLOCK_N)
             there = keys < last
+            if WINDOW:
+                there = there & (keys > unseen)
             cell = tl.load(table + keys, mask=there, other=0).to(tl.int64) * KV_HEADS + head
             if BLOCK_D == DIM:
                 ks = tl.load(k + cell[None, :] * DIM + d[:, None], mask=there[None, :], other=0.0)

@@ -14,8 +14,9 @@ import triton.language as tl
 
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import FOUR_BITS, PAIRED, PANEL, ZERO, Kind, PackedWeight, from_panels, panels, unpack
+from bough.device.ops.rounded import RoundedRows
 from bough.device.ops.triton.elementwise import round_rows
-from bough.device.ops.triton.launch import check, check_floats
+from bough.device.ops.triton.launch import check
 
 Tensor = torch.Tensor
 
@@ -96,6 +97,7 @@ class GroupedLinear:
     """:class:`bough.device.ops.registry.PackedApply` of a kind with scales for groups of inputs."""
 
     packed: PackedLinear | None = None
+    rounded = None
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None, device: torch.device) -> None:
         self._bits = 4 if weight.kind in FOUR_BITS else 8
@@ -120,10 +122,10 @@ class GroupedLinear:
         return out
 
 
-class Int8Linear:
-    """:class:`bough.device.ops.registry.PackedApply` of INT8: integers times integers."""
+class RoundedInt8:
+    """:class:`bough.device.ops.registry.RoundedApply` of INT8: integers times integers."""
 
-    packed: PackedLinear | None = None
+    takes = torch.int8
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None, device: torch.device) -> None:
         assert weight.scale is not None
@@ -132,26 +134,38 @@ class Int8Linear:
         self._scale = from_panels(weight.scale, weight.n_out).contiguous().to(device)
         self._bias = bias
 
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: RoundedRows, out: Tensor | None = None) -> Tensor:
         m, (n, n_in) = len(x), self._weight.shape
-        check(x.dim() == 2 and x.shape[1] == n_in, "packed_linear", x, self._weight)
-        out = x.new_empty(m, n) if out is None else out
+        check(x.data.shape == (m, n_in) and x.data.dtype == torch.int8, "packed_linear", x.data, self._weight)
+        out = x.data.new_empty((m, n), dtype=x.dtype) if out is None else out
         if m == 0:
             return out
-        rounded, scales = round_rows(x.contiguous(), torch.int8)
         block_m, block_n, warps = int8_blocks(m)
         int8_kernel[(triton.cdiv(n, block_n), triton.cdiv(m, block_m))](
-            rounded, scales, self._weight, self._scale, x if self._bias is None else self._bias, out, m, n, n_in,
+            x.data, x.scale, self._weight, self._scale, out if self._bias is None else self._bias, out, m, n, n_in,
             out.stride(0), BIAS=self._bias is not None, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=128,
             num_warps=warps, num_stages=3,
         )  # fmt: skip
         return out
 
 
+class Int8Linear:
+    """:class:`bough.device.ops.registry.PackedApply` of INT8, for inputs as they are: it rounds them."""
+
+    packed: PackedLinear | None = None
+
+    def __init__(self, weight: PackedWeight, bias: Tensor | None, device: torch.device) -> None:
+        self.rounded = RoundedInt8(weight, bias, device)
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return self.rounded(round_rows(x.contiguous(), torch.int8), out)
+
+
 class UnpackedLinear:
     """:class:`bough.device.ops.registry.PackedApply` of weights that are no smaller packed."""
 
     packed: PackedLinear | None = None
+    rounded = None
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None, device: torch.device) -> None:
         self._weight, self._bias = unpack(weight).to(device), bias
@@ -205,12 +219,9 @@ def packed_rows(weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor
     return unpack(PackedWeight(weight.kind, len(ids), weight.n_in, words, scale, sub, weight.group)).to(dtype)
 
 
-def fp8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, K] times weight [N, K] float8_e4m3fn with a scale [1, N] for each output, in x's dtype.
-
-    Inputs are rounded to float8 with a scale for each token (as in Micikevicius et al. 2022).
-    """
-    check_floats("fp8_linear", x)
-    rounded, scales = round_rows(x, torch.float8_e4m3fn)
-    out: Tensor = torch._scaled_mm(rounded, weight.T, scales, scale, out_dtype=x.dtype)
+def fp8_linear(x: RoundedRows, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """See :class:`bough.device.quant.fp8.Fp8Ops` (as in Micikevicius et al. 2022)."""
+    # Scales of rows go with bfloat16 on every GPU, with other dtypes on some; inputs of 8 bits are coarser than either.
+    dtype = torch.bfloat16 if x.data.is_cuda else x.dtype
+    out = torch._scaled_mm(x.data, weight.T, x.scale, scale, out_dtype=dtype).to(x.dtype)
     return out if bias is None else out + bias

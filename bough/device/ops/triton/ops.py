@@ -39,10 +39,14 @@ class TritonOps:
     rope_kv_write = staticmethod(rope.rope_kv_write)
     argmax = staticmethod(sampling.argmax)
     apply_bitmask = staticmethod(sampling.apply_bitmask)
+    penalise = staticmethod(sampling.penalise)
     sample = staticmethod(sampling.sample)
     logprobs = staticmethod(sampling.logprobs)
     packed_rows = staticmethod(linear.packed_rows)
     fp8_linear = staticmethod(linear.fp8_linear)
+    round_rows = staticmethod(elementwise.round_rows)
+    rms_norm_rounded = staticmethod(elementwise.rms_norm_rounded)
+    gated_rounded = staticmethod(elementwise.gated_rounded)
 
     def __init__(self, device: torch.device, reason: str) -> None:
         """``device`` is where weights go."""

@@ -24,6 +24,9 @@ COLUMNS = 4096
 DRAWN = 2048
 """The same for draws, which keep more numbers of each."""
 
+PENALISED = 512
+"""Tokens that occurred which a program looks at."""
+
 WIDEST = 1 << 30
 
 
@@ -54,6 +57,19 @@ def apply_bitmask_kernel(logits, masks, rows, vocab, words, BLOCK: tl.constexpr)
     allowed = (word >> (at % 32)) & 1
     forbidden = tl.full((BLOCK,), float("-inf"), tl.float32).to(logits.dtype.element_ty)
     tl.store(logits + row * vocab + at, forbidden, mask=(at < vocab) & (allowed == 0))
+
+
+@triton.jit
+def penalise_kernel(logits, entries, n, vocab, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    place = tl.load(entries + at, mask=inside, other=0).to(tl.int64) * vocab
+    place += tl.load(entries + n + at, mask=inside, other=0)
+    factor = tl.load(entries + 2 * n + at, mask=inside, other=1).to(tl.float32, bitcast=True)
+    subtracted = tl.load(entries + 3 * n + at, mask=inside, other=0).to(tl.float32, bitcast=True)
+    value = tl.load(logits + place, mask=inside, other=0.0)
+    value = tl.where(value > 0.0, tl.div_rn(value, factor), value * factor)
+    tl.store(logits + place, value - subtracted, mask=inside)
 
 
 @triton.jit
@@ -237,6 +253,15 @@ def apply_bitmask(logits: Tensor, masks: Tensor, rows: Tensor) -> None:
         apply_bitmask_kernel[(len(rows), triton.cdiv(vocab, COLUMNS))](
             logits, masks, rows, vocab, words, BLOCK=COLUMNS, num_warps=8
         )
+
+
+def penalise(logits: Tensor, entries: Tensor) -> None:
+    """See :class:`bough.device.ops.registry.Ops`."""
+    fit = logits.dtype == torch.float32 and entries.dtype == torch.int32 and entries.dim() == 2 and len(entries) == 4
+    check(fit and logits.is_contiguous() and entries.is_contiguous(), "penalise", logits, entries)
+    n = entries.shape[1]
+    if n:
+        penalise_kernel[(triton.cdiv(n, PENALISED),)](logits, entries, n, logits.shape[1], BLOCK=PENALISED, num_warps=4)
 
 
 def sample(logits: Tensor, draws: Draws) -> Tensor:
