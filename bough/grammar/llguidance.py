@@ -218,9 +218,9 @@ class LLGuidance:
 
     def _bits(self, native: LLMatcher) -> Ints:
         """[ceil(V / 32)] the mask of ``native`` where it stands."""
-        bits = np.zeros((1, -(-self._vocabulary.size // WORD)), np.int32)
-        llguidance.numpy.fill_next_token_bitmask(native, bits)
-        return bits[0]
+        bits = np.zeros(-(-self._vocabulary.size // WORD), np.int32)
+        llguidance.numpy.fill_next_token_bitmask(native, bits[None])
+        return bits
 
     def _without(self, tokens: Collection[str]) -> LLTokenizer:
         """The tokenizer, which does not look for ``tokens`` in texts."""
