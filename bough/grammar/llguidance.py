@@ -7,7 +7,7 @@ tokenizations, so that what it forces can be appended without sampling.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,8 +118,7 @@ class LLGuidance:
     def __init__(self, vocabulary: Vocabulary) -> None:
         """Raises ValueError for a tokenizer that the library cannot read."""
         self._vocabulary = vocabulary
-        self._text = LLTokenizer(vocabulary.json, vocabulary.size, list(vocabulary.eos_ids))
-        self._json = self._text.with_slices(list(SLICES))
+        self._tags = LLTokenizer(vocabulary.json, vocabulary.size, list(vocabulary.eos_ids))
         # With the default bound on items a schema of more than some 500 optional properties compiles, and fails at its
         # first string. The other bounds keep a compile at about a second, most masks at some 20 ms and what is forced
         # at one time below 100 ms.
@@ -132,13 +131,30 @@ class LLGuidance:
             max_lexer_states=50_000,
             verbose_errors=False,
         )
+        # The library keeps some tokens that are not special, such as Qwen's <tool_call>, out of texts all the same, but
+        # spells texts with them: what it forces then is not in its own language. In tags they mean themselves, as
+        # special tokens do; elsewhere such a text is spelled out.
+        added = json.loads(vocabulary.json)["added_tokens"]
+        text = self._bits(LLMatcher(self._tags, LLMatcher.grammar_from_lark("start: /(.|\\n)*/"), log_level=0))
+        apart = {
+            token["content"]: token["id"]
+            for token in added
+            if not token["special"] and not text[token["id"] // WORD] >> token["id"] % WORD & 1
+        }
+        self._atoms = {**vocabulary.special, **apart}
+        self._text = self._without(apart) if apart else self._tags
+        self._json = self._text.with_slices(list(SLICES))
         self._native = native_threads(NATIVE_THREADS)
 
     def compile(self, constraint: Constraint) -> LLTemplate:
         attempts: list[JsonCompileOptions] = [{}]
         if constraint.kind == "json_schema" and not constraint.strict:
             attempts += [{"coerce_one_of": True}, {"coerce_one_of": True, "lenient": True}]
-        tokenizer = self._json if constraint.kind in ("json_schema", "json_object") else self._text
+        tokenizer = self._text
+        if constraint.kind in ("json_schema", "json_object"):
+            tokenizer = self._json
+        elif constraint.kind == "structural_tag":
+            tokenizer = self._tags
         for options in attempts:
             grammar = self._grammar(constraint, options)
             native, first, possible = self._native.submit(self._built, tokenizer, grammar).result()
@@ -184,7 +200,7 @@ class LLGuidance:
                 case "choice":
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
-                    return grammar_of_tags(constraint, self._vocabulary.special, dict(options))
+                    return grammar_of_tags(constraint, self._atoms, dict(options))
             return str(LLMatcher.grammar_from_json_schema(with_exact_formats(text), overrides=options))
         except InvalidRequest:
             raise
@@ -198,9 +214,19 @@ class LLGuidance:
         """
         native = LLMatcher(tokenizer, grammar, log_level=0, limits=self._limits)
         first = native.deep_copy()
-        bits = np.zeros((1, -(-self._vocabulary.size // WORD)), np.int32)
-        llguidance.numpy.fill_next_token_bitmask(first, bits)
-        return native, first, bool(bits.any())
+        return native, first, bool(self._bits(first).any())
+
+    def _bits(self, native: LLMatcher) -> Ints:
+        """[ceil(V / 32)] the mask of ``native`` where it stands."""
+        bits = np.zeros(-(-self._vocabulary.size // WORD), np.int32)
+        llguidance.numpy.fill_next_token_bitmask(native, bits[None])
+        return bits
+
+    def _without(self, tokens: Collection[str]) -> LLTokenizer:
+        """The tokenizer, which does not look for ``tokens`` in texts."""
+        described = json.loads(self._vocabulary.json)
+        described["added_tokens"] = [t for t in described["added_tokens"] if t["content"] not in tokens]
+        return LLTokenizer(json.dumps(described), self._vocabulary.size, list(self._vocabulary.eos_ids))
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,28 @@ def test_special_tokens_in_tags_mean_themselves(backend: LLGuidance, tokenizer: 
     # The end tag is an end of the sequence here, and the only thing that may follow.
     assert masks(backend, matcher, size) == end == matcher.forced(9) and matcher.accept(0)
     assert not walk(backend, template, [*start, *tokenizer.encode_plain("call 3")], size)
+
+
+def test_added_tokens_that_are_not_special_do_too(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    described, call = json.loads(vocabulary.json), tokenizer.vocab_size
+    described["added_tokens"].append({
+        "id": call, "content": "<tool_call>", "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": False,
+    })  # fmt: skip
+    backend = LLGuidance(replace(vocabulary, json=json.dumps(described)))
+    structures = [{"begin": "<tool_call>", "schema": {"enum": ["x"]}, "end": "</f>"}]
+    tags = {"structures": structures, "triggers": ["<tool_call>"], "at_least_one": True, "stop_after_first": True}
+    try:
+        tagged = Constraint(kind="structural_tag", text=json.dumps(tags))
+        chosen = Constraint(kind="choice", text=json.dumps(["<tool_call>", "<tool_call>s"]))
+        for constraint, first in ((tagged, [call]), (chosen, tokenizer.encode_plain("<tool_call>")[:1])):
+            matcher = backend.compile(constraint).matcher()
+            assert masks(backend, matcher, vocabulary.size) == first == matcher.forced(1)
+            while not matcher.ended:
+                allowed = masks(backend, matcher, vocabulary.size)
+                assert matcher.accept(max(allowed)) and matcher.error() is None
+    finally:
+        backend.close()
 
 
 def test_forced_ids_are_the_only_ones_allowed(backend: LLGuidance, size: int) -> None:
