@@ -175,7 +175,6 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.device == "cpu":
         if not asked.tiny:
             parser.error("without a GPU the kernels are interpreted: only --tiny makes sense")
-        os.environ["TRITON_INTERPRET"] = "1"
         importlib.import_module("tests.device.triton.interpreter").mend()
     run = Run(asked.device, asked.tiny, asked.minutes, asked.output)
     first, second = (TINY, replace(TINY, name="tiny, tied", tied=True)) if asked.tiny else (LLAMA_8B, LLAMA_1B)

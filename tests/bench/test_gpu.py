@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,14 @@ def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
     assert rows["chat"]["cached_tokens"] > 0 and rows["bestof"]["cached_tokens"] > 0
     assert {"json, no jump", "decode, 3 rows from 12", "prefill, 20 tokens"} <= rows.keys()
     names = {row["name"].partition(",")[0] for row in result["sections"]["kernels"]}
-    assert {"experts", "latent attention", "linear int4 (W4A16)", "add_rms_norm", "sample top-p"} <= names
+    assert {
+        "experts",
+        "latent attention",
+        "linear int4 (W4A16)",
+        "add_rms_norm",
+        "sample top-p",
+        "silu_mul to int8",
+    } <= names
 
 
 def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
@@ -68,7 +76,10 @@ def test_the_shape_is_the_one_that_is_meant() -> None:
 
 
 @pytest.mark.slow
-def test_the_script_starts() -> None:
-    script = Path(gpu.__file__).with_name("run")
-    said = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=True).stdout
-    assert "--minutes" in said
+def test_the_script_by_itself(tmp_path: Path) -> None:
+    output, script = tmp_path / "gpu.json", Path(gpu.__file__).with_name("run")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    asked = ["--tiny", "--device", "cpu", "--minutes", "60", "--only", "kernels", "--output", str(output)]
+    subprocess.run([sys.executable, script, *asked], capture_output=True, env=environment, check=True)
+    saved = json.loads(output.read_text())
+    assert saved["sections"]["kernels"] and not saved["left_out"]
