@@ -126,8 +126,8 @@ GRAMMAR = (
         "the matcher failed and the answer was cut off as if it were complete",
         Constraints,
         "accept",
-        "req.guide.runs += self.jump(req)\n    return req.guide.matcher.error()",
-        "req.guide.runs += self.jump(req)",
+        "return guide.matcher.error()\n",
+        "return None\n",
     ),
     simple(
         "reasoning_ends_the_answer",

@@ -85,7 +85,7 @@ PROGRAMS = (
         "nobody seemed to run no more, and who had no seat waited for ever",
         Programs,
         "vacated",
-        "self.rows -= 1",
+        "self.rows -= not req.background",
         "pass",
     ),
     simple(

@@ -133,8 +133,8 @@ LIFE = (
     simple(
         "closed_row_goes_on",
         "a finished request ended twice",
-        Committer,
-        "_close",
+        Planner,
+        "close",
         "self._rows.live[req.row] = False",
         "pass",
     ),
