@@ -11,7 +11,7 @@ import msgspec
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.grammar.formats import exact_formats
+from bough.base.formats import exact_formats
 
 TEXT = "TEXT: /(.|\\n)*/"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bough.grammar.formats import FORMATS, exact_formats, with_exact_formats
+from bough.base.formats import FORMATS, exact_formats, with_exact_formats
 
 
 def matches(name: str, text: str) -> bool:

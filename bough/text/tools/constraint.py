@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
 from bough.text.reasoning.families import ReasoningFormat
 from bough.text.tools.format import Arguments, Envelope, Family, Name, Parameters, Part, Serial
-from bough.text.tools.values import Notation, text_value
+from bough.text.tools.schema import Forms, Unwritable, forms, literal, object_schema, read_differently, references
+from bough.text.tools.values import Notation, TextValue, text_value
 
 Schema = Mapping[str, Any]
 
@@ -23,7 +25,7 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _LINE_ENDS = re.compile(r"^(\n+)")
 _TEXT = "TEXT: /(?s:.*)/"
-_REFERENCES = ("$defs", "definitions")
+_STRING = TextValue(frozenset(("string",)))
 
 
 class CallGrammar:
@@ -123,7 +125,7 @@ class CallGrammar:
         part = self._form.call[0]
         if self._form.trigger or not isinstance(part, Envelope):
             return None
-        if any(_references(each) for each in (schema, *tools.values()) if isinstance(each, Mapping)):
+        if any(references(each) for each in (schema, *tools.values()) if isinstance(each, Mapping)):
             return embedded(schema)
         calls = [
             {
@@ -156,13 +158,20 @@ class CallGrammar:
                 return ["/[0-9]+/"]
             case Envelope(key):
                 return [*self._literal(_envelope_head(name, key)), embedded(schema), *self._literal("}")]
-            case Parameters():
-                return self._parameters(part, schema)
             case Arguments(None):
                 return [embedded(schema)]
-            case Arguments(notation):
-                assert notation is not None
-                return self._keywords(notation, schema)
+            case Parameters() | Arguments():
+                try:
+                    whole = object_schema(schema)
+                    if isinstance(part, Parameters):
+                        return self._parameters(part, whole)
+                    assert part.notation is not None
+                    return self._keywords(part.notation, whole)
+                except Unwritable as error:
+                    raise InvalidRequest(
+                        f"tools: {error.keyword} in the parameters of {name} cannot be enforced for this model's calls",
+                        param="tools",
+                    ) from None
             case _:
                 return []
 
@@ -170,17 +179,45 @@ class CallGrammar:
         items = []
         for key, spec, required in properties(schema):
             head = self._literal(f"{part.before}{key}{part.between}")
-            if text_value(schema, key).is_text:
-                values = spec.get("enum") if isinstance(spec, Mapping) else None
-                if isinstance(values, list) and all(isinstance(value, str) for value in values):
-                    choice = " | ".join(" ".join(self._literal(value + part.after)) for value in values)
-                    tail = [f"({choice})"]
-                else:
-                    tail = self._until(part.after)
+            value = text_value(schema, key)
+            if value.is_text:
+                tail = self._written(part.after, forms(spec, schema), value, schema)
             else:
                 tail = [embedded(_with_references(spec, schema)), *self._literal(part.after)]
             items.append(_optional([*head, *tail], required))
         return items
+
+    def _written(self, end: str, found: Forms, value: TextValue, schema: Schema) -> list[str]:
+        """A value without quotes that is one of ``found``, and ``end``."""
+        if found.any_text(value):
+            return self._until(end)
+        for text in found.strings:
+            if json.loads(value.convert(text)) != text:
+                raise Unwritable("enum")
+        ways = [] if not found.patterns and not found.strings else [" ".join(self._text(end, found, value))]
+        close = self._joined(end)
+        ways += [f"{embedded(_with_references(each, schema))} {close}" for each in found.others]
+        if not ways:
+            raise Unwritable("enum")
+        return [f"({' | '.join(ways)})"]
+
+    def _text(self, end: str, found: Forms, value: TextValue) -> list[str]:
+        """One of the strings of ``found`` that ``value`` reads as it stands, and ``end``, at its first occurrence."""
+        stop = end.strip()
+        if any(stop in text for text in found.strings):
+            raise Unwritable("enum")
+        barred = [rf"(?s:.*){literal(stop)}(?s:.*)", *read_differently(value)]
+        not_barred = [f"~/{expression}/" for expression in barred]
+        ways = [
+            " & ".join([*(f"/{each}/" for each in patterns or ("(?s:.*)",)), *not_barred])
+            for patterns in found.patterns
+        ]
+        ways += [f"/{literal(text)}/" for text in found.strings]
+        pieces = [piece for piece in self._pieces(end) if piece]
+        inner = "" if pieces[0] in self._special else pieces.pop(0)
+        rule = f"TEXT_{len(self._rules)}"
+        self._rule(rule, f"({' | '.join(f'({way})' for way in ways)})", *([_quoted(inner)] if inner else []))
+        return [rule, *self._literal("".join(pieces))]
 
     def _keywords(self, notation: Notation, schema: Schema) -> list[str]:
         """Keyword arguments in the order of the schema; the optional ones may be left out."""
@@ -200,14 +237,22 @@ class CallGrammar:
         return [*items, whole, *self._literal(notation.end)] if whole else [*items, *self._literal(notation.end)]
 
     def _value(self, notation: Notation, spec: Any, schema: Schema) -> list[str]:
-        types = text_value({"properties": {"": spec}, **_references(schema)}, "").types
-        if types == {"string"} and not notation.escapes and not (isinstance(spec, Mapping) and "enum" in spec):
-            quote = notation.quotes[0]
-            return [*self._literal(quote), *self._until(quote)]
-        if types == {"boolean"} and notation.escapes:
-            return ['("True" | "False")']
-        spacing = _SPACING if notation.escapes else _COMPACT
-        return [embedded(_with_references(spec, schema), spacing)]
+        if notation.escapes:
+            plain = isinstance(spec, Mapping) and not {"enum", "const"} & spec.keys()
+            if plain and text_value({"properties": {"": spec}, **references(schema)}, "").types == {"boolean"}:
+                return ['("True" | "False")']
+            return [embedded(_with_references(spec, schema))]
+        if not text_value({"properties": {"": spec}, **references(schema)}, "").is_text:
+            return [embedded(_with_references(spec, schema), _COMPACT)]
+        found, quote = forms(spec, schema), notation.quotes[0]
+        ways = [embedded(_with_references(each, schema), _COMPACT) for each in found.others]
+        if () in found.patterns:
+            ways.append(" ".join([*self._literal(quote), *self._until(quote)]))
+        elif found.patterns or found.strings:
+            ways.append(" ".join([*self._literal(quote), *self._text(quote, found, _STRING)]))
+        if not ways:
+            raise Unwritable("enum")
+        return [f"({' | '.join(ways)})"]
 
     def _thinking(self, thinking: ReasoningFormat) -> list[str]:
         between = "<|start|>assistant" if thinking.channels else "\n\n"
@@ -219,7 +264,7 @@ class CallGrammar:
         if pieces[0] in self._special:
             return ["TEXT", *self._literal(end)]
         rule = f"text_{len(self._rules)}"
-        self._rules.append(f"{rule}[suffix={json.dumps(pieces[0], ensure_ascii=False)}]: /(?s:.*)/")
+        self._rules.append(f"{rule}[suffix={_quoted(pieces[0])}]: /(?s:.*)/")
         return [rule, *self._literal("".join(pieces[1:]))]
 
     def _rule(self, name: str, *items: str) -> None:
@@ -238,10 +283,14 @@ class CallGrammar:
         """
         pieces = [part for piece in self._pieces(text) for part in _LINE_ENDS.split(piece)]
         return [
-            f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
+            f"<[{self._special[piece]}]>" if piece in self._special else _quoted(piece)
             for piece in pieces
             if piece
         ]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _envelope_head(name: str, key: str) -> str:
@@ -263,12 +312,8 @@ def properties(schema: Schema) -> list[tuple[str, Any, bool]]:
     return [(name, spec, name in names) for name, spec in declared.items()] if isinstance(declared, Mapping) else []
 
 
-def _references(schema: Schema) -> dict[str, Any]:
-    return {word: schema[word] for word in _REFERENCES if word in schema}
-
-
 def _with_references(spec: Any, schema: Schema) -> Any:
-    return {**spec, **_references(schema)} if isinstance(spec, Mapping) else spec
+    return {**spec, **references(schema)} if isinstance(spec, Mapping) else spec
 
 
 def _optional(items: Sequence[str], required: bool) -> str:

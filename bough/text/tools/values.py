@@ -340,12 +340,13 @@ class TextValue:
             if constant is not None and (not self.types or ("null" if constant == "null" else "boolean") in self.types):
                 return constant
             return f'"{quoted(text)}"'
-        if self.types and not self.types & _types_of(value):
+        if self.types and not self.types & types_of(value):
             return f'"{quoted(text)}"'
         return bare
 
 
-def _types_of(value: Any) -> frozenset[str]:
+def types_of(value: Any) -> frozenset[str]:
+    """The JSON types that ``value`` has: 1 is an integer and a number."""
     match value:
         case None:
             return frozenset(("null",))
@@ -365,9 +366,22 @@ def _types_of(value: Any) -> frozenset[str]:
 
 def text_value(schema: Mapping[str, Any], name: str) -> TextValue:
     """The rule for the argument ``name`` of a tool whose parameters have ``schema``."""
-    properties = schema.get("properties")
+    properties = _properties(schema)
     spec = properties.get(name) if isinstance(properties, Mapping) else None
     return TextValue(frozenset(_declared(spec, schema, 0)))
+
+
+def _properties(schema: Mapping[str, Any]) -> Any:
+    """Its properties, also where they are behind references and ``allOf``."""
+    stack, most = [schema], 64
+    while stack and most:
+        node, most = stack.pop(), most - 1
+        if isinstance(node, Mapping):
+            if "properties" in node:
+                return node["properties"]
+            parts = node.get("allOf")
+            stack += [*(parts if isinstance(parts, list) else ()), resolve(str(node.get("$ref", "")), schema)]
+    return None
 
 
 def _declared(spec: Any, root: Mapping[str, Any], depth: int) -> set[str]:
@@ -380,10 +394,12 @@ def _declared(spec: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     if isinstance(kind, list):
         return {item for item in kind if isinstance(item, str)}
     if isinstance(reference := spec.get("$ref"), str):
-        return _declared(_resolve(reference, root), root, depth + 1)
+        return _declared(resolve(reference, root), root, depth + 1)
     values = spec.get("enum", [spec["const"]] if "const" in spec else None)
     if isinstance(values, list):
-        return {kind for value in values for kind in _types_of(value)}
+        return {kind for value in values for kind in types_of(value)}
+    if isinstance(parts := spec.get("allOf"), list):
+        return next((types for part in parts if (types := _declared(part, root, depth + 1))), set())
     for word in ("anyOf", "oneOf"):
         if isinstance(choices := spec.get(word), list):
             found = [_declared(choice, root, depth + 1) for choice in choices]
@@ -391,7 +407,8 @@ def _declared(spec: Any, root: Mapping[str, Any], depth: int) -> set[str]:
     return set()
 
 
-def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
+def resolve(reference: str, root: Mapping[str, Any]) -> Any:
+    """The part of ``root`` that ``reference`` means; None where there is none."""
     node: Any = root
     for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
         node = node.get(part) if isinstance(node, Mapping) else None
