@@ -14,8 +14,11 @@ work with every model, in streams and without. How a model writes its calls is r
 tools is told of them in the system message.
 
 - `required`, a named function and `strict` are enforced while the model generates: what it writes is a call, with
-  arguments that keep to the JSON Schema. With `auto` and `strict`, text is free and calls are enforced, except where a
-  family's calls begin like text (`json`, `llama3-json`, `pythonic`).
+  arguments that keep to the JSON Schema. With `auto` and `strict`, text is free and calls are enforced; where a
+  family's calls have no mark (`json`, `llama3-json`, `pythonic`), text does not begin with `{` or `[`.
+- Where a family writes strings without the quotes of JSON, `enum`, `const`, `pattern`, `format` (`date`, `time`,
+  `date-time`, `hostname`, `uuid`, `ipv4`, `email`, `uri`) and lengths hold for them too. What cannot be enforced is a
+  400 that names the keyword.
 - What looks like a call and cannot be read stays in the content as it was written; `parse_error` of the choice says
   why. Arguments that are not a JSON object come as the model wrote them, with the same field.
 - Reasoning is reported as `reasoning_content` and `reasoning`; `separate_reasoning: false` leaves it in the content,

@@ -18,10 +18,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
+from bough.base.formats import with_exact_formats
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
-from bough.base.formats import with_exact_formats
 from bough.grammar.structural import grammar_of_tags
 from bough.grammar.threads import native_threads
 

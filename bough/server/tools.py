@@ -61,7 +61,7 @@ class ToolUse:
             return grammar.constraint(self.schemas, parallel=self.parallel, thinking=thinking)
         if either:
             return grammar.constraint(self.schemas, parallel=self.parallel, thinking=thinking, otherwise=asked)
-        return asked or grammar.tags(self.schemas, parallel=self.parallel)
+        return asked or grammar.tags(self.schemas, parallel=self.parallel, thinking=thinking)
 
 
 def tool_use(body: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse:

@@ -16,7 +16,16 @@ from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.text.reasoning.families import ReasoningFormat
 from bough.text.tools.format import Arguments, Envelope, Family, Name, Parameters, Part, Serial
-from bough.text.tools.schema import Forms, Unwritable, forms, literal, object_schema, read_differently, references
+from bough.text.tools.schema import (
+    SPACE,
+    Forms,
+    Unwritable,
+    forms,
+    literal,
+    object_schema,
+    read_differently,
+    references,
+)
 from bough.text.tools.values import Notation, TextValue, text_value
 
 Schema = Mapping[str, Any]
@@ -24,7 +33,8 @@ Schema = Mapping[str, Any]
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _LINE_ENDS = re.compile(r"^(\n+)")
-_TEXT = "TEXT: /(?s:.*)/"
+_ANY = "/(?s:.*)/"
+_TEXT = f"TEXT: {_ANY}"
 _STRING = TextValue(frozenset(("string",)))
 
 
@@ -37,6 +47,7 @@ class CallGrammar:
     """
 
     def __init__(self, family: Family, special: Mapping[str, int]) -> None:
+        self._family = family
         self._form = family.formats[0]
         self._special = special
         found = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
@@ -56,34 +67,52 @@ class CallGrammar:
         With ``thinking`` it may begin with reasoning; in place of calls, it may be the JSON that ``otherwise`` (of
         kind json_schema or json_object) says.
         """
+        start = self._calls(tools, parallel)
+        if otherwise is not None:
+            schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
+            bare = self._either(tools, schema)
+            start = f"({start} | {embedded(schema)})" if bare is None else bare
+        return self._grammar(start, thinking)
+
+    def tags(
+        self, tools: Mapping[str, Schema], *, parallel: bool, thinking: ReasoningFormat | None = None
+    ) -> Constraint:
+        """The answer is free, but every call in it keeps to the schema of its tool.
+
+        Where calls have no mark that they begin with, the answer is calls, or text that does not begin like one;
+        with ``thinking`` either may follow reasoning.
+        """
+        if not self._form.trigger:
+            calls = self._calls(tools, parallel)
+            self._rule("FREE", self._free_text(thinking))
+            return self._grammar(f"({calls} | FREE)", thinking)
+        structures = [self._structure(name, schema) for name, schema in tools.items()]
+        text: dict[str, Any] = {"structures": structures, "triggers": [self._form.trigger]}
+        if not parallel:
+            text["stop_after_first"] = True
+        return Constraint(kind="structural_tag", text=json.dumps(text, ensure_ascii=False))
+
+    def _calls(self, tools: Mapping[str, Schema], parallel: bool) -> str:
+        """What derives the calls of an answer, whose rules are made afresh."""
         self._rules = []
         calls = [f"call_{i}" for i in range(len(tools))]
         for rule, (name, schema) in zip(calls, tools.items(), strict=True):
             self._rule(rule, *(item for part in self._form.call for item in self._part(part, name, schema)))
         self._rule("call", " | ".join(calls))
-        start = self._sections(parallel)
-        if otherwise is not None:
-            schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
-            bare = self._either(tools, schema)
-            start = f"({start} | {embedded(schema)})" if bare is None else bare
+        return self._sections(parallel)
+
+    def _grammar(self, start: str, thinking: ReasoningFormat | None) -> Constraint:
         if thinking is not None:
             self._rule("thinking", *self._thinking(thinking))
             start = f"thinking? {start}"
         grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
         return Constraint(kind="grammar", text=grammar)
 
-    def tags(self, tools: Mapping[str, Schema], *, parallel: bool) -> Constraint | None:
-        """The answer is free, but every call in it keeps to the schema of its tool.
-
-        None where calls cannot be told from free text by how they begin.
-        """
-        if not self._form.trigger:
-            return None
-        structures = [self._structure(name, schema) for name, schema in tools.items()]
-        text: dict[str, Any] = {"structures": structures, "triggers": [self._form.trigger]}
-        if not parallel:
-            text["stop_after_first"] = True
-        return Constraint(kind="structural_tag", text=json.dumps(text, ensure_ascii=False))
+    def _free_text(self, thinking: ReasoningFormat | None) -> str:
+        """Text that no format of the family reads as a call, as a terminal."""
+        marks = [*self._family.triggers, *([thinking.opens.strip()] if thinking is not None else [])]
+        barred = [rf"{SPACE}[\[{{](?s:.*)", *(f"(?s:.*){literal(mark)}(?s:.*)" for mark in marks)]
+        return " & ".join([_ANY, *(f"~/{each}/" for each in barred)])
 
     def _structure(self, name: str, schema: Schema) -> dict[str, Any]:
         """One call of the tool ``name``, in a section of its own, as a structural tag."""
@@ -206,7 +235,7 @@ class CallGrammar:
         stop = end.strip()
         if any(stop in text for text in found.strings):
             raise Unwritable("enum")
-        barred = [rf"(?s:.*){literal(stop)}(?s:.*)", *read_differently(value)]
+        barred = [rf"(?s:.*){literal(stop)}(?s:.*)", *read_differently(value, end)]
         not_barred = [f"~/{expression}/" for expression in barred]
         ways = [
             " & ".join([*(f"/{each}/" for each in patterns or ("(?s:.*)",)), *not_barred])
@@ -238,8 +267,8 @@ class CallGrammar:
 
     def _value(self, notation: Notation, spec: Any, schema: Schema) -> list[str]:
         if notation.escapes:
-            plain = isinstance(spec, Mapping) and not {"enum", "const"} & spec.keys()
-            if plain and text_value({"properties": {"": spec}, **references(schema)}, "").types == {"boolean"}:
+            boolean = text_value({"properties": {"": spec}, **references(schema)}, "").types == {"boolean"}
+            if boolean and forms(spec, schema).others == [{"type": "boolean"}]:
                 return ['("True" | "False")']
             return [embedded(_with_references(spec, schema))]
         if not text_value({"properties": {"": spec}, **references(schema)}, "").is_text:
@@ -264,7 +293,7 @@ class CallGrammar:
         if pieces[0] in self._special:
             return ["TEXT", *self._literal(end)]
         rule = f"text_{len(self._rules)}"
-        self._rules.append(f"{rule}[suffix={_quoted(pieces[0])}]: /(?s:.*)/")
+        self._rules.append(f"{rule}[suffix={_quoted(pieces[0])}]: {_ANY}")
         return [rule, *self._literal("".join(pieces[1:]))]
 
     def _rule(self, name: str, *items: str) -> None:
@@ -283,9 +312,7 @@ class CallGrammar:
         """
         pieces = [part for piece in self._pieces(text) for part in _LINE_ENDS.split(piece)]
         return [
-            f"<[{self._special[piece]}]>" if piece in self._special else _quoted(piece)
-            for piece in pieces
-            if piece
+            f"<[{self._special[piece]}]>" if piece in self._special else _quoted(piece) for piece in pieces if piece
         ]
 
 

@@ -28,29 +28,25 @@ _NOT_STRING = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMax
 """Keywords that say nothing about a string."""
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
 
-_SPACE = r"[\s\x1c-\x1f]*"
+SPACE = r"[\s\x1c-\x1f]*"
+"""White space, as Python sees it."""
 _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-_READ_AS = {
-    "integer": f"{_SPACE}{_NUMBER}{_SPACE}",
-    "number": f"{_SPACE}{_NUMBER}{_SPACE}",
-    "boolean": f"{_SPACE}(?:[Tt]rue|[Ff]alse){_SPACE}",
-    "null": f"{_SPACE}(?:null|None){_SPACE}",
-    "array": rf"{_SPACE}\[(?s:.*)",
-    "object": rf"{_SPACE}\{{(?s:.*)",
-    "string": f'{_SPACE}"(?s:.*)',
-}
-"""Texts that are read as JSON of a type where an argument may have several types, or more than those."""
+_SCALARS = {"integer": _NUMBER, "number": _NUMBER, "boolean": "(?:[Tt]rue|[Ff]alse)", "null": "(?:null|None)"}
+_HEADS = {"array": r"\[", "object": r"\{", "string": '"'}
+"""What texts are, or begin with, that are read as JSON of a type."""
 
 _HEX = "[0-9a-fA-F]"
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 _LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_PATH = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%{_HEX}{{2}})*"
 _PATTERNS = {
     "uuid": f"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$",
     "ipv4": rf"^{_BYTE}(?:\.{_BYTE}){{3}}$",
+    "uri": rf"^[A-Za-z][A-Za-z0-9+.-]*://{_LABEL}(?:\.{_LABEL})*(?::[0-9]{{1,5}})?(?:/{_PATH})?(?:\?{_PATH})?(?:#{_PATH})?$",
     "email": rf"^{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})*$",
 }
-"""Further formats (RFC 4122, RFC 2673 section 3.2, the dot-atoms of RFC 5322)."""
+"""Further formats (RFC 4122, RFC 2673 section 3.2, the dot-atoms of RFC 5322, URIs of RFC 3986 with a host name)."""
 
 _TOKEN = re.compile(r"\\.|\[\^?(?:\\.|[^\]\\])*\]|\(\?(?:[:]|<[A-Za-z]\w*>)|.", re.DOTALL)
 _IN_CLASS = re.compile(r"\\.|.", re.DOTALL)
@@ -92,7 +88,7 @@ def object_schema(schema: Schema) -> Schema:
     """The schema of all arguments without references and ``allOf`` around it. Raises Unwritable."""
     flat, *more = islice(_flat(schema, schema, 0), 2)
     if more:
-        raise Unwritable(next((word for word in ("oneOf", "type") if word in schema), "anyOf"))
+        raise Unwritable(next((word for word in ("anyOf", "oneOf", "type") if word in schema), "anyOf"))
     if flat.get("type", "object") != "object":
         raise Unwritable("type")
     _known(flat, _ROOT)
@@ -133,11 +129,20 @@ def forms(spec: Any, root: Schema) -> Forms:
     return found
 
 
-def read_differently(value: TextValue) -> list[str]:
-    """Regular expressions of the texts that ``value`` may read as something other than themselves."""
+def read_differently(value: TextValue, end: str) -> list[str]:
+    """Regular expressions of the texts before ``end`` that ``value`` may read as something other than themselves.
+
+    Among them are those that go on behind a number or a constant as ``end`` begins: a lexer, which takes the longest
+    match, could not tell these from the number with its end.
+    """
     if value.is_string:
         return []
-    return list(dict.fromkeys(_READ_AS[kind] for kind in sorted(value.types or _READ_AS) if kind in _READ_AS))
+    types = value.types or frozenset(_TYPES)
+    scalars = dict.fromkeys(part for kind, part in _SCALARS.items() if kind in types)
+    return [
+        *(f"{SPACE}{part}{SPACE}(?:{literal(end[0])}(?s:.*))?" for part in scalars),
+        *(f"{SPACE}{head}(?s:.*)" for kind, head in _HEADS.items() if kind in types),
+    ]
 
 
 def _flat(spec: Any, root: Schema, depth: int) -> Iterator[dict[str, Any]]:
