@@ -191,17 +191,18 @@ def _set_frame(tokenizer: tokenizers.Tokenizer, data: Mapping[str, Any], tokens:
     begin = _framing(data, tokens, "add_bos_token", by_default, "bos_token_id")
     end = _framing(data, tokens, "add_eos_token", False, "eos_token_id")
     between = _framing(data, tokens, "add_sep_token", False, "seperator_token_id")
-    if named := {*begin, *end, *between}:
+    if named := {**begin, **end, **between}:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[*begin, "$A", *end],
             pair=[*begin, "$A", *end, *between, "$B:1", *(f"{token}:1" for token in end)],
-            special_tokens=[(token, tokenizer.token_to_id(token)) for token in sorted(named)],
+            special_tokens=list(named.items()),
         )
 
 
-def _framing(data: Mapping[str, Any], tokens: list[str], flag: str, by_default: bool, key: str) -> list[str]:
+def _framing(data: Mapping[str, Any], tokens: list[str], flag: str, by_default: bool, key: str) -> dict[str, int]:
+    """The token ``key`` and its id, or nothing where ``flag`` leaves it out."""
     token_id = _special_id(data, key, tokens) if data.get(flag, by_default) else None
-    return [] if token_id is None else [tokens[token_id]]
+    return {} if token_id is None else {tokens[token_id]: token_id}
 
 
 def _eos_ids(data: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[int, ...]:

@@ -98,8 +98,8 @@ class Family:
         model_type: of the Hugging Face config.
         names: within a layer, where they are not those of ``IN_LAYER``, without or with what they end with; ``{}``
             stands for the number of an expert.
-        layers: what names within a layer are behind, and its number.
-        outer: names outside of layers.
+        layers: what the names of a layer's parameters begin with, before its number.
+        outer: names outside of layers, where they are not those of ``OUTER``.
         permuted: rows of queries and keys are in llama.cpp's order.
         norm_offset: what the file's norms are larger by.
         settings: what the config has beside what all have.
