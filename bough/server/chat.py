@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from bough.base.errors import InvalidRequest
 from bough.base.messages import Finish, Logprob
@@ -71,12 +71,17 @@ class _Job:
         self.tally.reasoning = {i: reply.reasoning_tokens for i, reply in enumerate(self.replies)}
         return self.tally.usage()
 
+    def warnings(self) -> list[str]:
+        """What of the constraint was not enforced."""
+        return [] if isinstance(self.envelope.warnings, UnsetType) else self.envelope.warnings
+
 
 @dataclass(slots=True)
 class ChatStream:
-    """A chat that other endpoints translate: its choices' news, and the usage so far."""
+    """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced."""
 
     usage: Callable[[], Usage]
+    warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
 
 
@@ -88,6 +93,9 @@ async def render(engine: AsyncEngine, service: Service, body: ChatRequest | Toke
         for name in ("reasoning_effort", "verbosity", "documents"):
             if (value := getattr(body, name)) is not None:
                 options.setdefault(name, value)
+        if body.thinking is not None:
+            for name in ("enable_thinking", "thinking"):
+                options.setdefault(name, body.thinking.type == "enabled")
     tools = tool_use(body, service.limits).shown
     if engine.template is not None and not engine.template.reads_tools:
         family = service.form.tools or JSON
@@ -119,7 +127,7 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, _pieces(job, body))
+    return ChatStream(job.usage, job.warnings, _pieces(job, body))
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
