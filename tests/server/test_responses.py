@@ -269,3 +269,24 @@ def test_warnings(server: Running, http: httpx.Client, way: str) -> None:
     answer = http.post("/v1/responses", json=body)
     last = answer.json() if way == "whole" else json.loads(answer.text.rpartition("data: ")[2])["response"]
     assert last["status"] == "completed" and last["warnings"] == ["uniqueItems is not enforced"]
+
+
+@pytest.mark.parametrize(("fields", "kind", "param"), [
+    ({"text": {"format": {"type": "json_object"}}}, "json_object", "text.format"), ({"regex": "a"}, "regex", "regex"),
+    ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}, "grammar", "tools[0].parameters"),
+])  # fmt: skip
+def test_what_the_engine_refuses_names_the_field(
+    server: Running, http: httpx.Client, fields: Any, kind: str, param: str
+) -> None:
+    server.client.fault_next = Finish("error", message="it is odd", status=400, param=kind)
+    answer = http.post("/v1/responses", json={"input": "hello", **fields})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_top_logprobs_names_itself(http: httpx.Client) -> None:
+    for path, body in (
+        ("responses", {"input": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True}),
+    ):
+        answer = http.post(f"/v1/{path}", json={**body, "top_logprobs": 21})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "top_logprobs"

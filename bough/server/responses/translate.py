@@ -102,7 +102,7 @@ def param_of(chat_param: str | None) -> str | None:
     if chat_param is None:
         return None
     name = chat_param.partition("[")[0].partition(".")[0]
-    return _PARAMS.get(name, chat_param)
+    return _PARAMS.get(name, chat_param.replace("].function.", "]."))
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
