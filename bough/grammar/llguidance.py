@@ -7,6 +7,7 @@ tokenizations, so that what it forces can be appended without sampling.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +48,8 @@ BASE_BYTES, BYTES_PER_BYTE = 64 << 10, 16
 """Estimated memory of a template: a constant, and so much for each byte of its grammar."""
 
 MESSAGE_CHARS = 500
+
+_PLACE, _SOURCE = re.compile(r"at (\d+)\(\d+\)"), re.compile(r"\n\s*\d+ \| ")
 
 NATIVE_THREADS = 2
 
@@ -238,6 +241,10 @@ def _lark_of_choice(choices: list[str]) -> str:
 
 
 def _shown(message: str) -> str:
-    """The first lines of an error of the library, within bounds."""
-    text = " ".join(message.split())
+    """An error of the library within bounds: the rule that is to blame in place of the source around it."""
+    text = _SOURCE.split(message)[0]
+    if place := _PLACE.match(text):
+        rule = re.search(rf"^\s*{place[1]} \| (\w+)", message, re.MULTILINE)
+        text = f"{place[0]}, rule {rule[1]}{text[place.end() :]}" if rule else text
+    text = " ".join(text.replace("<non-verbose/>", "").split())
     return text if len(text) <= MESSAGE_CHARS else text[:MESSAGE_CHARS] + "..."

@@ -180,11 +180,10 @@ class Committer:
 
     def _accept(self, req: Req, token: int) -> Finish | None:
         try:
-            reason = self._constraints.accept(req, token)
+            return self._constraints.accept(req, token)
         except Exception as error:
             log.exception("the matcher of one request failed")
-            reason = type(error).__name__
-        return None if reason is None else Finish("error", message=f"the grammar failed: {reason}", status=500)
+            return Finish("error", message=f"the grammar failed: {type(error).__name__}", status=500)
 
     def _judge(self, req: Req, token: int, n_ids: int) -> Finish | None:
         try:

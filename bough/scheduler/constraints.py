@@ -10,6 +10,7 @@ import numpy as np
 
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
+from bough.base.messages import Finish
 from bough.base.plan import Bools, Ints, Masks
 from bough.grammar.base import WORD, Backend, Matcher
 from bough.grammar.compiler import Ticket
@@ -167,8 +168,8 @@ class Constraints:
         plan = flight.plan
         return plan.sample & self._rows.guided[plan.rows]
 
-    def masks(self, flight: Flight, concerned: Bools) -> tuple[Masks | None, list[tuple[Req, str]]]:
-        """The masks for sampling ``flight``, and the requests whose matcher failed, with the reason.
+    def masks(self, flight: Flight, concerned: Bools) -> tuple[Masks | None, list[tuple[Req, Finish]]]:
+        """The masks for sampling ``flight``, and the requests whose matcher gave up, with their end.
 
         Everything before ``flight`` is committed, so each matcher stands where its row samples, or behind the token
         that it forces there.
@@ -213,25 +214,27 @@ class Constraints:
         return Masks(np.array(indices, np.int32), self._bits[: len(indices)]), failed
 
     @staticmethod
-    def _failures(flight: Flight, indices: list[int], filled: list[tuple[Matcher, int]]) -> list[tuple[Req, str]]:
-        found = [(flight.reqs[indices[n]], matcher.error()) for matcher, n in filled]
-        return [(req, reason) for req, reason in found if reason is not None]
+    def _failures(flight: Flight, indices: list[int], filled: list[tuple[Matcher, int]]) -> list[tuple[Req, Finish]]:
+        reqs = [flight.reqs[indices[n]] for _, n in filled]
+        found = [(req, _given_up(req, matcher)) for req, (matcher, _) in zip(reqs, filled, strict=True)]
+        return [(req, finish) for req, finish in found if finish is not None]
 
     # -- tokens
 
-    def accept(self, req: Req, token: int) -> str | None:
+    def accept(self, req: Req, token: int) -> Finish | None:
         """Move over ``token``, which was sampled for ``req`` and is in its row; then append what it forces.
 
-        Returns why the request cannot go on, None if it can.
+        Returns the end of the request where it cannot go on, None if it can.
         """
         guide = req.guide
         assert guide is not None and guide.matcher is not None
         if not guide.matcher.accept(token):
-            return guide.matcher.error() or f"token {token} is not in the constraint's language"
+            reason = f"the grammar failed: token {token} is not in the constraint's language"
+            return _given_up(req, guide.matcher) or Finish("error", message=reason, status=500)
         guide.sampled += 1
         if guide.jumps:
             guide.runs += self.jump(req)
-        return guide.matcher.error()
+        return _given_up(req, guide.matcher)
 
     def jump(self, req: Req) -> bool:
         """Append the ids that the matcher forces to the row of ``req``; whether there are any."""
@@ -265,6 +268,15 @@ class Constraints:
                 guide.complete = token in self._eos_ids
         self.forced_tokens += len(taken)
         return taken
+
+
+def _given_up(req: Req, matcher: Matcher) -> Finish | None:
+    """The end of ``req`` where ``matcher`` has come to its bounds: the constraint takes more work than any may."""
+    reason = matcher.error()
+    if reason is None:
+        return None
+    kind = None if req.request.constraint is None else req.request.constraint.kind
+    return Finish("error", message=f"{kind}: too complex to be enforced: {reason}", status=400, param=kind)
 
 
 def reason_of(error: Exception) -> tuple[str, int, str | None]:

@@ -162,8 +162,8 @@ class Scheduler:
             if self._forward is None:
                 return  # it was launched behind a step that failed
             masks, failed = self._constraints.masks(flight, concerned)
-            for req, reason in failed:
-                self._end(req, Finish("error", message=f"the grammar failed: {reason}", status=500))
+            for req, finish in failed:
+                self._end(req, finish)
         self._sample(masks)
 
     def _sample(self, masks: Masks | None) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, UnsetType, structs
 
 from bough.base.errors import InvalidRequest
+from bough.base.limits import Limits
 from bough.base.messages import Finish, Logprob
 from bough.base.program import Lease
 from bough.engine.async_engine import AsyncEngine
@@ -25,6 +26,7 @@ from bough.server.answers import (
     check_finish,
     event,
 )
+from bough.server.constraints import field_of, own_names
 from bough.server.errors import encode_json
 from bough.server.merge import run_prompts
 from bough.server.messages import normalise_messages
@@ -63,6 +65,8 @@ class _Job:
     echo: str
     """What every answer begins with before anything is generated."""
     replies: list[Reply]
+    own_names: AbstractContextManager[None]
+    """What is wrong with the constraint names the field that it came from."""
     tally: Tally = field(default_factory=Tally)
     head: bool = True
     """Nothing has been sent yet."""
@@ -71,12 +75,17 @@ class _Job:
         self.tally.reasoning = {i: reply.reasoning_tokens for i, reply in enumerate(self.replies)}
         return self.tally.usage()
 
+    def warnings(self) -> list[str]:
+        """What of the constraint was not enforced."""
+        return [] if isinstance(self.envelope.warnings, UnsetType) else self.envelope.warnings
+
 
 @dataclass(slots=True)
 class ChatStream:
-    """A chat that other endpoints translate: its choices' news, and the usage so far."""
+    """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced."""
 
     usage: Callable[[], Usage]
+    warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
 
 
@@ -88,6 +97,9 @@ async def render(engine: AsyncEngine, service: Service, body: ChatRequest | Toke
         for name in ("reasoning_effort", "verbosity", "documents"):
             if (value := getattr(body, name)) is not None:
                 options.setdefault(name, value)
+        if body.thinking is not None:
+            for name in ("enable_thinking", "thinking"):
+                options.setdefault(name, body.thinking.type == "enabled")
     tools = tool_use(body, service.limits).shown
     if engine.template is not None and not engine.template.reads_tools:
         family = service.form.tools or JSON
@@ -119,12 +131,12 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, _pieces(job, body))
+    return ChatStream(job.usage, job.warnings, _pieces(job, body))
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
-    _check(body)
     service = call.service
+    _check(body, service.limits)
     service.check_model(body.model)
     use = tool_use(body, service.limits)
     if body.input_ids:
@@ -151,7 +163,8 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
             param="program.after",
         )
     options = openai_options(service, call.engine, body, lengths, rids[0], program, await _lease(call, body, ids))
-    options = shape.options(options)
+    asked, options = options.constraint, shape.options(options)
+    own = own_names(body) if options.constraint is asked else use.own_names(field_of(body))
     service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
     envelope = Response(
         id=response_id,
@@ -162,7 +175,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    return _Job(call, ids, options, envelope, names, top, _echo(body), [shape.reply() for _ in range(options.n)])
+    return _Job(call, ids, options, envelope, names, top, _echo(body), [shape.reply() for _ in range(options.n)], own)
 
 
 async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
@@ -190,12 +203,16 @@ def _echo(body: ChatRequest) -> str:
     return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 
-def _check(body: ChatRequest) -> None:
+def _check(body: ChatRequest, limits: Limits) -> None:
     refuse_unsupported(body, UNSUPPORTED_CHAT)
     if body.modalities not in (None, [], ["text"]):
         raise InvalidRequest("modalities other than text are not supported yet by this version", param="modalities")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if not 0 <= (body.top_logprobs or 0) <= limits.logprobs:
+        raise InvalidRequest(
+            f"top_logprobs must be in [0, {limits.logprobs}], not {body.top_logprobs}", param="top_logprobs"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -210,19 +227,20 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
     prompt_logprobs: list[Logprob] = []
     finishes: dict[int, Finish] = {}
     run = run_prompts(call.engine, call.service.metrics, [(job.ids, job.options)], call.started)
-    async with aclosing(run) as pieces:
-        async for _, chunk in pieces:
-            job.tally.add(0, chunk)
-            i = chunk.index
-            deltas[i] += job.replies[i].take(chunk)
-            tokens[i] += chunk.tokens
-            logprobs[i] += chunk.logprobs or ()
-            if i == 0:
-                prompt_logprobs += chunk.prompt_logprobs or ()
-            if chunk.finish is not None:
-                check_finish(chunk.finish)
-                finishes[i] = chunk.finish
-            job.envelope.note(chunk.finish)
+    with job.own_names:
+        async with aclosing(run) as pieces:
+            async for _, chunk in pieces:
+                job.tally.add(0, chunk)
+                i = chunk.index
+                deltas[i] += job.replies[i].take(chunk)
+                tokens[i] += chunk.tokens
+                logprobs[i] += chunk.logprobs or ()
+                if i == 0:
+                    prompt_logprobs += chunk.prompt_logprobs or ()
+                if chunk.finish is not None:
+                    check_finish(chunk.finish)
+                    finishes[i] = chunk.finish
+                job.envelope.note(chunk.finish)
     job.envelope.choices = [
         ChatChoice(
             i,
@@ -273,17 +291,18 @@ async def _pieces(job: _Job, body: ChatRequest) -> AsyncGenerator[list[ChatChunk
     call = job.call
     begun = False
     run = run_prompts(call.engine, call.service.metrics, [(job.ids, job.options)], call.started)
-    async with aclosing(run) as pieces:
-        async for _, chunk in pieces:
-            job.tally.add(0, chunk)
-            job.envelope.note(chunk.finish)
-            choices = _deltas(job, body, chunk)
-            if not begun:
-                begun = True
-                role = Delta(role="assistant", content=job.echo)
-                choices = [*(ChatChunkChoice(i, role) for i in range(job.options.n)), *choices]
-            if choices:
-                yield choices
+    with job.own_names:
+        async with aclosing(run) as pieces:
+            async for _, chunk in pieces:
+                job.tally.add(0, chunk)
+                job.envelope.note(chunk.finish)
+                choices = _deltas(job, body, chunk)
+                if not begun:
+                    begun = True
+                    role = Delta(role="assistant", content=job.echo)
+                    choices = [*(ChatChunkChoice(i, role) for i in range(job.options.n)), *choices]
+                if choices:
+                    yield choices
 
 
 def _deltas(job: _Job, body: ChatRequest, chunk: Chunk) -> list[ChatChunkChoice]:

@@ -22,6 +22,7 @@ from bough.server.answers import (
     event,
     finite,
 )
+from bough.server.constraints import own_names
 from bough.server.errors import encode_json
 from bough.server.merge import Piece, run_prompts
 from bough.server.options import (
@@ -155,12 +156,13 @@ def _lengths(service: Service, body: CompletionRequest, prompt: PromptIds) -> Le
 
 async def _complete(job: _Job) -> bytes:
     body = job.body
-    async with aclosing(job.run()) as pieces:
-        async for prompt, chunk in pieces:
-            choice = job.take(prompt, chunk)
-            choice.texts.append(chunk.text)
-            choice.tokens += chunk.tokens
-            choice.logprobs += chunk.logprobs or ()
+    with own_names(job.body):
+        async with aclosing(job.run()) as pieces:
+            async for prompt, chunk in pieces:
+                choice = job.take(prompt, chunk)
+                choice.texts.append(chunk.text)
+                choice.tokens += chunk.tokens
+                choice.logprobs += chunk.logprobs or ()
     answers = []
     for choice in job.choices:
         assert choice.finish is not None
@@ -184,20 +186,21 @@ async def _stream(job: _Job) -> AsyncGenerator[bytes, None]:
     continuous = include_usage and wanted is not None and bool(wanted.continuous_usage_stats)
     if include_usage:
         envelope.usage = None
-    async with aclosing(job.run()) as pieces:
-        async for prompt, chunk in pieces:
-            choice = job.take(prompt, chunk)
-            if not (chunk.text or chunk.tokens or chunk.finish):
-                continue
-            first = not choice.tokens and not choice.offset
-            answer = _answer(job, choice, chunk.text, chunk.tokens, chunk.logprobs or [], chunk.finish)
-            if (body.return_token_ids or body.return_prompt_token_ids) and first:
-                answer.prompt_token_ids = choice.prompt.ids
-            choice.tokens += chunk.tokens
-            if continuous:
-                envelope.usage = job.tally.usage()
-            envelope.choices = [answer]
-            yield event(envelope)
+    with own_names(job.body):
+        async with aclosing(job.run()) as pieces:
+            async for prompt, chunk in pieces:
+                choice = job.take(prompt, chunk)
+                if not (chunk.text or chunk.tokens or chunk.finish):
+                    continue
+                first = not choice.tokens and not choice.offset
+                answer = _answer(job, choice, chunk.text, chunk.tokens, chunk.logprobs or [], chunk.finish)
+                if (body.return_token_ids or body.return_prompt_token_ids) and first:
+                    answer.prompt_token_ids = choice.prompt.ids
+                choice.tokens += chunk.tokens
+                if continuous:
+                    envelope.usage = job.tally.usage()
+                envelope.choices = [answer]
+                yield event(envelope)
     if include_usage:
         envelope.usage = job.tally.usage()
         envelope.choices = []

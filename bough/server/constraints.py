@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
 
 import msgspec
 
-from bough.base.constraint import Constraint
+from bough.base.constraint import Constraint, ConstraintKind
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.grammar.admission import check_constraint, check_size
@@ -18,11 +20,33 @@ ANY_OBJECT = "$$ANY$$"
 CHECKED_CHARS = 16384
 """Longer constraints are checked by the engine, in the background: here everybody else would wait."""
 
+KINDS = get_args(ConstraintKind)
+
 Found = list[tuple[str, Constraint]]
 
 
 def constraint_of(body: Constrained, limits: Limits) -> Constraint | None:
     """What ``body`` asks for, None if nothing. Raises InvalidRequest that names the field."""
+    return _only(_found(body), limits)
+
+
+def field_of(body: Constrained) -> str | None:
+    """The field of ``body`` that constrains the answer."""
+    return next((name for name, _ in _found(body)), None)
+
+
+@contextmanager
+def own_names(body: Constrained) -> Iterator[None]:
+    """Has what the engine refuses of the constraint name the field of ``body`` that it came from, not its kind."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param in KINDS:
+            error.param = field_of(body)
+        raise
+
+
+def _found(body: Constrained) -> Found:
     found = _simple(body)
     if body.response_format is not None:
         found += _response_format(body.response_format)
@@ -37,7 +61,7 @@ def constraint_of(body: Constrained, limits: Limits) -> Constraint | None:
         found.append(("guided_choice", _choice(body.guided_choice)))
     if body.guided_grammar is not None:
         found.append(("guided_grammar", Constraint(kind="grammar", text=body.guided_grammar)))
-    return _only(found, limits)
+    return found
 
 
 def native_constraint(sampling: NativeSampling, limits: Limits) -> Constraint | None:

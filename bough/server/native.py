@@ -36,10 +36,12 @@ from bough.server.options import (
 )
 from bough.server.programs import granted, lease_of, program_of
 from bough.server.schema import (
+    CONSTRAINTS,
     UNSUPPORTED_NATIVE,
     UNSUPPORTED_NATIVE_SAMPLING,
     GenerateRequest,
     NativeSampling,
+    refuse_constraints,
     refuse_unsupported,
 )
 from bough.server.service import Service
@@ -101,6 +103,7 @@ class _Job:
 
 async def generate(call: Call, body: GenerateRequest) -> Answer:
     refuse_unsupported(body, UNSUPPORTED_NATIVE)
+    refuse_constraints(body, CONSTRAINTS, "json_schema, regex, ebnf or structural_tag in sampling_params")
     if body.modalities not in (None, [], ["text"]):
         raise InvalidRequest("modalities other than text are not supported yet by this version", param="modalities")
     body.program = body.program or program_of(call.program, None)

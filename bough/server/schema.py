@@ -27,8 +27,37 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     include_obfuscation: bool | None = None
 
 
-class Unsupported(msgspec.Struct, kw_only=True):
-    """Fields that are refused unless they are absent, null, false or empty."""
+class StructuredOutputs(msgspec.Struct, kw_only=True):
+    """vLLM's way to constrain an answer; exactly one of the first six is set."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+class Constrained(msgspec.Struct, kw_only=True):
+    """The ways to constrain an answer: OpenAI's, vLLM's with its older names, SGLang's; at most one is used."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+
+class Unsupported(Constrained, kw_only=True):
+    """Besides, fields that are refused unless they are absent, null, false or empty."""
 
     lora_id: Any = None
     session_params: Any = None
@@ -51,36 +80,7 @@ class Unsupported(msgspec.Struct, kw_only=True):
     bootstrap_pair_key: Any = None
 
 
-class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's way to constrain an answer; exactly one of the first six is set."""
-
-    json: str | dict[str, Any] | bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    disable_any_whitespace: bool | None = None
-    whitespace_pattern: str | None = None
-
-
-class Constrained(Unsupported, kw_only=True):
-    """The ways to constrain an answer: OpenAI's, vLLM's with its older names, SGLang's; at most one is used."""
-
-    response_format: dict[str, Any] | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, Any] | bool | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    json_schema: str | dict[str, Any] | bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: str | dict[str, Any] | None = None
-
-
-class Sampling(Constrained, kw_only=True):
+class Sampling(Unsupported, kw_only=True):
     """What /v1/completions and /v1/chat/completions have in common."""
 
     model: str | None = None
@@ -143,6 +143,12 @@ class CompletionRequest(Sampling, kw_only=True):
     add_special_tokens: bool | None = None
 
 
+class Switch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """SGLang's ``thinking``: whether the model's template has it reason."""
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatRequest(Sampling, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -164,6 +170,7 @@ class ChatRequest(Sampling, kw_only=True):
     documents: list[dict[str, Any]] | None = None
     input_ids: Tokens | None = None
     reasoning_effort: str | None = None
+    thinking: Switch | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -212,7 +219,7 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     beam_width: Any = None
 
 
-class UnsupportedNative(msgspec.Struct, kw_only=True):
+class UnsupportedNative(Constrained, kw_only=True):
     """Fields of /generate that are refused unless they are absent, null, false or empty."""
 
     input_embeds: Any = None
@@ -333,7 +340,8 @@ class Empty(msgspec.Struct):
     """A body that does not matter."""
 
 
-UNSUPPORTED = tuple(Unsupported.__struct_fields__)
+CONSTRAINTS = tuple(Constrained.__struct_fields__)
+UNSUPPORTED = tuple(name for name in Unsupported.__struct_fields__ if name not in CONSTRAINTS)
 UNSUPPORTED_COMPLETION = (*UNSUPPORTED, "suffix", "prompt_embeds")
 UNSUPPORTED_CHAT = (
     *UNSUPPORTED,
@@ -343,7 +351,7 @@ UNSUPPORTED_CHAT = (
     "chat_template",
 )
 UNSUPPORTED_NATIVE_SAMPLING = ("custom_params", "beam_width")
-UNSUPPORTED_NATIVE = tuple(UnsupportedNative.__struct_fields__)
+UNSUPPORTED_NATIVE = tuple(name for name in UnsupportedNative.__struct_fields__ if name not in CONSTRAINTS)
 
 
 REASONS = {
@@ -370,6 +378,13 @@ def refuse_unsupported(body: object, names: tuple[str, ...]) -> None:
         if getattr(body, name):
             reason = f": {REASONS[name]}" if name in REASONS else " yet by this version"
             raise InvalidRequest(f"{name} is not supported{reason}", param=name)
+
+
+def refuse_constraints(body: Constrained, names: tuple[str, ...], instead: str) -> None:
+    """Raises InvalidRequest naming the first of ``names`` that is set, and what does the same here."""
+    for name in names:
+        if getattr(body, name) is not None:
+            raise InvalidRequest(f"{name} is not read here: {instead} constrains the answer", param=name)
 
 
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:

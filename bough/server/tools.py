@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,8 @@ from bough.text.tokenizer import Tokenizer
 from bough.text.tools.constraint import CallGrammar
 
 _NAME = re.compile(r"[\w./-]{1,128}")
+_CALL_RULE = re.compile(r"rule (?:call|part)_(\d+): (?:failed to compile JSON schema: )?(.*)")
+"""What a message about the grammar of calls says, and of which tool."""
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -62,6 +65,29 @@ class ToolUse:
         if either:
             return grammar.constraint(self.schemas, parallel=self.parallel, thinking=thinking, otherwise=asked)
         return asked or grammar.tags(self.schemas, parallel=self.parallel, thinking=thinking)
+
+    @contextmanager
+    def own_names(self, otherwise: str | None) -> Iterator[None]:
+        """Has what the engine refuses of :meth:`constraint` name the tool, where that can be told.
+
+        ``otherwise`` is the field that says what an answer without calls must be.
+        """
+        try:
+            yield
+        except InvalidRequest as error:
+            if error.param not in ("grammar", "structural_tag") or not self.schemas or not self.shown:
+                raise
+            names = list(self.schemas)
+            rule = _CALL_RULE.search(error.message)
+            if rule is None and (otherwise or len(names) > 1):
+                raise InvalidRequest(
+                    error.message, param=otherwise or ("functions" if self.legacy else "tools")
+                ) from None
+            name = names[0 if rule is None else int(rule[1])]
+            i = next(i for i, tool in enumerate(self.shown) if tool["function"]["name"] == name)
+            at = f"functions[{i}].parameters" if self.legacy else f"tools[{i}].function.parameters"
+            reason = error.message if rule is None else rule[2]
+            raise InvalidRequest(f"the parameters of the tool {name!r}: {reason}", param=at) from None
 
 
 def tool_use(body: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse:

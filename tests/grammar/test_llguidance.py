@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
 from bough.grammar.base import Vocabulary
 from bough.grammar.llguidance import LLGuidance
 from bough.text.tokenizer import Tokenizer
@@ -109,3 +110,18 @@ def test_slices_change_no_mask(backend: LLGuidance, vocabulary: Vocabulary, size
         token = int(rng.choice(allowed))
         assert all(matcher.accept(token) for matcher in pair)
     unsliced.close()
+
+
+def test_a_refused_schema_in_a_grammar_names_the_rule(backend: LLGuidance) -> None:
+    good, bad = ('%json {"type": "string"}', '%json {"type": "array", "contains": {}}')
+    grammar = Constraint(
+        kind="grammar", text=f"%llguidance {{}}\nstart: call_0 | call_1\ncall_0: {good}\ncall_1: {bad}"
+    )
+    structures = [{"begin": "<f>", "schema": {"type": "string"}}, {"begin": "<g>", "schema": {"contains": {}}}]
+    tags = Constraint(kind="structural_tag", text=json.dumps({"structures": structures, "triggers": ["<"]}))
+    for constraint, rule in ((grammar, "call_1"), (tags, "part_1")):
+        with pytest.raises(InvalidRequest) as caught:
+            backend.compile(constraint)
+        message = caught.value.message
+        assert f'rule {rule}: failed to compile JSON schema: Unimplemented keys: ["contains"]' in message
+        assert len(message) < 120 and caught.value.param == constraint.kind

@@ -182,6 +182,10 @@ def image(kind: str) -> Any:
     ({"messages": []}, "messages"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"temperature": 9}, "temperature"),
+    ({"regex": "a"}, "regex"),
+    ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"custom_logit_processor": "x"}, "custom_logit_processor"),
 ])  # fmt: skip
 def test_refusals(client: anthropic.Anthropic, change: Any, named: str) -> None:
     with pytest.raises(anthropic.BadRequestError) as caught:

@@ -127,6 +127,7 @@ def test_salts_do_not_collide(server: Running, http: httpx.Client) -> None:
         ("return_entropy", True), ("return_sampling_mask", True), ("lora_id", "x"), ("modalities", ["image"]),
         ("mm_hashes", ["x"]), ("bootstrap_host", "h"), ("bootstrap_port", 1), ("bootstrap_room", 1),
         ("bootstrap_pair_key", "k"), ("sampling_logprobs_mode", "raw"), ("return_bytes", True),
+        ("regex", "a"), ("json_schema", "{}"), ("structured_outputs", {"regex": "a"}), ("guided_choice", ["a"]),
     )),
     ({"text": "a", "return_logprob": True, "logprob_start_len": 9}, "logprob_start"),
     ({"text": "a", "return_logprob": True, "logprob_start_len": -2}, "logprob_start_len"),

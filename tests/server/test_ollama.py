@@ -169,6 +169,8 @@ def test_loading(client: ollama.Client) -> None:
 @pytest.mark.parametrize("change", [
     {"options": {"mirostat": 1}}, {"options": {"typical_p": 0.5}}, {"options": {"temperature": 9}},
     {"options": {"top_k": "x"}}, {"suffix": "b"}, {"context": [1]}, {"images": ["aGk="]}, {"template": "x"},
+    {"regex": "a"}, {"structured_outputs": {"regex": "a"}}, {"guided_choice": ["a"]}, {"response_format": {}},
+    {"json_schema": False}, {"custom_logit_processor": "x"},
 ])  # fmt: skip
 def test_refusals(server: Running, change: Any) -> None:
     answer = httpx.post(f"{server.url}/api/generate", json={"model": MODEL, "prompt": "a", **change})
@@ -197,6 +199,7 @@ def test_format(server: Running, client: ollama.Client) -> None:
             pytest.skip(error.error)
         constraint = server.client.seen[-1].constraint
         assert constraint is not None and constraint.kind == ("json_object" if form == "json" else "json_schema")
+        assert constraint.strict
 
 
 def test_asynchronous_client(server: Running) -> None:

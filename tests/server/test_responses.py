@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from bough.base.constraint import Constraint
 from bough.base.limits import Limits
 from bough.base.messages import Finish
 from bough.server.responses.store import ResponseStore
@@ -226,3 +228,65 @@ def test_the_store_is_bounded() -> None:
     now[0] = 200.0
     add("f")
     assert len(store) == 2  # what runs stays
+
+
+@pytest.mark.parametrize(("fields", "constraint"), [
+    ({"structured_outputs": {"regex": "a+"}}, Constraint(kind="regex", text="a+")),
+    ({"regex": "a+"}, Constraint(kind="regex", text="a+")),
+    ({"guided_choice": ["a", "b"]}, Constraint(kind="choice", text='["a","b"]')),
+])  # fmt: skip
+def test_constraints_are_those_of_chat(server: Running, http: httpx.Client, fields: Any, constraint: Any) -> None:
+    assert http.post("/v1/responses", json={"input": "hello", "store": False, **fields}).status_code == 200
+    assert server.client.seen[-1].constraint == constraint
+
+
+def test_sampling_is_that_of_chat(server: Running, http: httpx.Client) -> None:
+    fields = {
+        "logit_bias": {"5": 1.0}, "min_tokens": 2, "stop_token_ids": [7], "stop_regex": "z+", "allowed_token_ids": [8],
+        "thinking_token_budget": 5,
+    }  # fmt: skip
+    assert http.post("/v1/responses", json={"input": "hello", "store": False, **fields}).status_code == 200
+    params, reasoning = server.client.seen[-1].params, server.client.seen[-1].reasoning
+    assert reasoning is not None and reasoning.budget == 5
+    assert (params.logit_bias, params.min_tokens, params.stop_token_ids) == ({5: 1.0}, 2, (7,))
+    assert (params.stop_regex, params.allowed_token_ids) == (("z+",), (8,))
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("response_format", {"type": "json_object"}), ("lora_id", "x"), ("custom_logit_processor", "x"),
+    ("regex", ""), ("logits_processors", ["x"]), ("lora_path", "x"),
+])  # fmt: skip
+def test_what_chat_refuses_is_refused(http: httpx.Client, name: str, value: Any) -> None:
+    answer = http.post("/v1/responses", json={"input": "hello", name: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+
+
+@pytest.mark.parametrize("way", ["whole", "stream", "background"])
+def test_warnings(server: Running, http: httpx.Client, way: str) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    body = {"input": "hello", "text": {"format": form}, "stream": way != "whole", "background": way == "background"}
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    answer = http.post("/v1/responses", json=body)
+    last = answer.json() if way == "whole" else json.loads(answer.text.rpartition("data: ")[2])["response"]
+    assert last["status"] == "completed" and last["warnings"] == ["uniqueItems is not enforced"]
+
+
+@pytest.mark.parametrize(("fields", "kind", "param"), [
+    ({"text": {"format": {"type": "json_object"}}}, "json_object", "text.format"), ({"regex": "a"}, "regex", "regex"),
+    ({"tools": [{"type": "function", "name": "f"}], "tool_choice": "required"}, "grammar", "tools[0].parameters"),
+])  # fmt: skip
+def test_what_the_engine_refuses_names_the_field(
+    server: Running, http: httpx.Client, fields: Any, kind: str, param: str
+) -> None:
+    server.client.fault_next = Finish("error", message="it is odd", status=400, param=kind)
+    answer = http.post("/v1/responses", json={"input": "hello", **fields})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_top_logprobs_names_itself(http: httpx.Client) -> None:
+    for path, body in (
+        ("responses", {"input": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}], "logprobs": True}),
+    ):
+        answer = http.post(f"/v1/{path}", json={**body, "top_logprobs": 21})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "top_logprobs"

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from bough.base.constraint import Constraint
 from bough.base.errors import ConfigError
+from bough.base.messages import Finish
 from bough.server.service import check_config
 
 from .scripted import EOS, MODEL, Running, make_config, make_tokenizer, running_server
@@ -379,3 +380,28 @@ def test_unknown_parsers_stop_the_start() -> None:
         check_config(make_config(tool_parser="unheard"))
     with pytest.raises(ConfigError, match="unknown reasoning parser"):
         check_config(make_config(reasoning_parser="unheard"))
+
+
+@pytest.mark.parametrize(("fields", "kind", "message", "param", "told"), [
+    ({"tools": [WEATHER, TIME], "tool_choice": "required"}, "grammar",
+     "grammar: at 4(9), rule call_1: failed to compile JSON schema: it is odd", "tools[1].function.parameters",
+     "the parameters of the tool 'get_time': it is odd"),
+    ({"tools": [WEATHER, TIME], "tool_choice": "required"}, "grammar", "grammar: it is odd", "tools",
+     "grammar: it is odd"),
+    ({"functions": [WEATHER["function"]], "function_call": {"name": "get_weather"}}, "grammar",
+     "grammar: it is odd", "functions[0].parameters", "the parameters of the tool 'get_weather': grammar: it is odd"),
+    ({"tools": [WEATHER], "response_format": {"type": "json_object"}}, "grammar", "grammar: it is odd",
+     "response_format", "grammar: it is odd"),
+    ({"response_format": {"type": "json_object"}}, "json_object", "it is odd", "response_format", "it is odd"),
+    ({"structured_outputs": {"regex": "a"}}, "regex", "it is odd", "structured_outputs.regex", "it is odd"),
+    ({"tools": [WEATHER], "guided_grammar": "start: \"a\""}, "grammar", "it is odd", "guided_grammar", "it is odd"),
+])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_names_the_field(
+    hermes: Running, fields: Any, kind: str, message: str, param: str, told: str, stream: bool
+) -> None:
+    hermes.client.fault_next = Finish("error", message=message, status=400, param=kind)
+    body = {"model": MODEL, "messages": ASK, "stream": stream, **fields}
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body)
+    error = answer.json() if not stream else json.loads(answer.text.split("data: ")[-2])
+    assert (error["error"]["param"], error["error"]["message"]) == (param, told)

@@ -403,7 +403,7 @@ class Simulation:
                 require(not self._breaks(reader), "I8 grammar", "{} outlived its matcher", rid)
 
     def _judge_error(self, rid: str, arrival: Arrive, finish: Finish) -> None:
-        if finish.status == 500 and "grammar failed" in finish.message:
+        if finish.status == 400 and "too complex to be enforced" in finish.message:
             reader = self.ended[-1]
             breaks = int(arrival.request.constraint.text.split()[3]) if arrival.request.constraint else -1
             require(0 <= breaks, "I8 grammar", "{}: {}", rid, finish)

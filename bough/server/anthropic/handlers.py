@@ -11,13 +11,14 @@ from bough.server.anthropic.translate import chat_request, thinking_budget
 from bough.server.chat import ChatStream, open_chat, render
 from bough.server.errors import encode_json
 from bough.server.options import new_id
-from bough.server.schema import refuse_unsupported
+from bough.server.schema import CONSTRAINTS, refuse_constraints, refuse_unsupported
 from bough.server.work import Answer, Call, Events
 
 
 async def messages(call: Call, body: MessagesRequest) -> Answer:
     """POST /v1/messages."""
     refuse_unsupported(body, UNSUPPORTED_MESSAGES)
+    refuse_constraints(body, CONSTRAINTS, "output_config.format")
     request = chat_request(body)
     request.rid = new_id("msg_")
     if call.service.form.reasoning is not None:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bough.server.schema import UNSUPPORTED, Unsupported
+
 Block = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: dict[str, Any] | None = None
 
 
-class CountTokensRequest(msgspec.Struct, kw_only=True):
+class CountTokensRequest(Unsupported, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
     messages: list[InputMessage]
@@ -60,4 +62,4 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mcp_servers: Any = None
 
 
-UNSUPPORTED_MESSAGES = ("container", "mcp_servers")
+UNSUPPORTED_MESSAGES = (*UNSUPPORTED, "container", "mcp_servers")

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from bough.server.schema import Unsupported
+
 Think = bool | Literal["low", "medium", "high"]
 
 
@@ -26,7 +28,7 @@ class Options(msgspec.Struct, kw_only=True):
     mirostat: int | None = None
 
 
-class OllamaRequest(msgspec.Struct, kw_only=True):
+class OllamaRequest(Unsupported, kw_only=True):
     """What /api/chat and /api/generate have in common. ``keep_alive`` means nothing: the model stays."""
 
     model: str | None = None

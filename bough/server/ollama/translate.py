@@ -14,7 +14,7 @@ from bough.server.ollama.schema import (
     Options,
 )
 from bough.server.options import check_ids, new_id
-from bough.server.schema import ChatRequest, refuse_unsupported
+from bough.server.schema import CONSTRAINTS, UNSUPPORTED, ChatRequest, refuse_constraints, refuse_unsupported
 from bough.server.service import Service
 from bough.server.work import Call
 
@@ -56,6 +56,8 @@ async def chat_of_prompt(call: Call, body: OllamaGenerateRequest) -> ChatRequest
 
 
 def _chat(call: Call, body: OllamaRequest, messages: list[Message]) -> ChatRequest:
+    refuse_unsupported(body, UNSUPPORTED)
+    refuse_constraints(body, CONSTRAINTS, "format")
     service, options = call.service, body.options or Options()
     chat = ChatRequest(messages=messages, model=model_of(service, body.model), rid=new_id("ollama-"))
     chat.stream = body.stream is not False
@@ -63,7 +65,10 @@ def _chat(call: Call, body: OllamaRequest, messages: list[Message]) -> ChatReque
     if body.format == "json":
         chat.response_format = {"type": "json_object"}
     elif isinstance(body.format, dict):
-        chat.response_format = {"type": "json_schema", "json_schema": {"name": "format", "schema": body.format}}
+        chat.response_format = {
+            "type": "json_schema",
+            "json_schema": {"name": "format", "schema": body.format, "strict": True},
+        }
     elif body.format:
         raise InvalidRequest("format must be json or a JSON Schema", param="format")
     if body.think is not None:

@@ -101,8 +101,8 @@ class Growing:
             self._reason = choice.finish_reason or self._reason
         return events
 
-    def end(self, usage: Usage) -> list[Event]:
-        """The chat has ended well."""
+    def end(self, usage: Usage, warnings: list[str]) -> list[Event]:
+        """The chat has ended well; ``warnings`` name what of its constraint was not enforced."""
         events: list[Event] = []
         if not self.response["output"] and self._open is None:
             events += self._begin_text("message")
@@ -113,6 +113,8 @@ class Growing:
         self.response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         self.response["completed_at"] = None if cut else int(time.time())
         self.response["usage"] = response_usage(usage)
+        if warnings:
+            self.response["warnings"] = warnings
         return [*events, self._event(status, response=self.response)]
 
     def fail(self, error: BoughError) -> list[Event]:

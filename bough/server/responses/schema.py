@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from bough.base.program import Program
+from bough.server.schema import CONSTRAINTS, UNSUPPORTED, Tokens, Unsupported
 
 
 class Reasoning(msgspec.Struct, kw_only=True):
@@ -19,7 +20,7 @@ class TextConfig(msgspec.Struct, kw_only=True):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True):
+class ResponsesRequest(Unsupported, kw_only=True):
     """POST /v1/responses."""
 
     input: str | list[dict[str, Any]]
@@ -63,8 +64,22 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
+    stop_regex: str | list[str] | None = None
+    stop_token_ids: Tokens | None = None
+    no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: Tokens | None = None
+    bad_words: list[str] | None = None
+    thinking_token_budget: int | None = None
+    max_thinking_tokens: int | None = None
+    include_reasoning: bool | None = None
+    lora_path: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -72,11 +87,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     timeout: float | None = None
 
 
-UNSUPPORTED_RESPONSES = ("conversation", "prompt", "context_management", "moderation")
+UNSUPPORTED_RESPONSES = (*UNSUPPORTED, "conversation", "prompt", "context_management", "moderation")
 INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 SAME_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "service_tier", "user", "safety_identifier",
     "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "program", "seed", "top_k", "min_p",
-    "frequency_penalty", "presence_penalty", "repetition_penalty", "stop", "ignore_eos", "chat_template_kwargs",
-    "priority", "cache_salt", "extra_key", "timeout",
+    "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "min_tokens", "stop", "stop_regex",
+    "stop_token_ids", "no_stop_trim", "include_stop_str_in_output", "ignore_eos", "skip_special_tokens",
+    "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "thinking_token_budget", "max_thinking_tokens",
+    "include_reasoning", "lora_path", "chat_template_kwargs", "priority", "cache_salt", "extra_key", "timeout",
+    *(name for name in CONSTRAINTS if name != "response_format"),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import msgspec
 from bough.base.errors import InvalidRequest
 from bough.server.options import new_id
 from bough.server.responses.schema import INCLUDABLE, SAME_IN_CHAT, UNSUPPORTED_RESPONSES, ResponsesRequest
-from bough.server.schema import ChatRequest, refuse_unsupported
+from bough.server.schema import ChatRequest, refuse_constraints, refuse_unsupported
 
 Item = dict[str, Any]
 
@@ -24,6 +24,7 @@ _PARAMS = {
 def check(body: ResponsesRequest) -> None:
     """Raises InvalidRequest for what this version cannot do."""
     refuse_unsupported(body, UNSUPPORTED_RESPONSES)
+    refuse_constraints(body, ("response_format",), "text.format")
     if body.background and body.store is False:
         raise InvalidRequest("background needs store, which keeps the response until it is fetched", param="background")
     for name in body.include or ():
@@ -101,7 +102,7 @@ def param_of(chat_param: str | None) -> str | None:
     if chat_param is None:
         return None
     name = chat_param.partition("[")[0].partition(".")[0]
-    return _PARAMS.get(name, chat_param)
+    return _PARAMS.get(name, chat_param.replace("].function.", "]."))
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:

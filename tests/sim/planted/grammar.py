@@ -126,7 +126,7 @@ GRAMMAR = (
         "the matcher failed and the answer was cut off as if it were complete",
         Constraints,
         "accept",
-        "return guide.matcher.error()\n",
+        "return _given_up(req, guide.matcher)\n",
         "return None\n",
     ),
     simple(
