@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from benchmarks.gpu import checks
 from benchmarks.gpu import main as gpu
 from benchmarks.gpu.clock import Budget
 from benchmarks.gpu.shapes import LLAMA_8B
@@ -73,6 +74,17 @@ def test_the_shape_is_the_one_that_is_meant() -> None:
     assert round(LLAMA_8B.read_parameters / 1e9, 2) == 7.50
     assert LLAMA_8B.kv_bytes == 128 << 10
     assert round(2 * (LLAMA_8B.read_parameters - LLAMA_8B.head_parameters) / 1e9, 1) == 14.0
+
+
+def test_the_tests_of_kernels_load_on_a_bare_machine() -> None:
+    plugins = ["-p", "xdist", "-p", "tests.bench.bare"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *plugins, *checks.TESTS, *checks.LENIENT],
+        cwd=checks.ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "test_sampling.py::test_argmax" in done.stdout
 
 
 @pytest.mark.slow
