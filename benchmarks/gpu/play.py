@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from benchmarks.gpu.interpreted import interpreted
 from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
 from bough.base.constraint import Constraint
 from bough.base.messages import Outputs, Request
@@ -128,11 +130,10 @@ class Engine:
             model=ModelConfig(path=str(model), load_format="dummy", dtype=dtype, quantize=quantize),
             kv=KVConfig(pool_tokens=pool_tokens, kv_dtype=kv_dtype),
             schedule=ScheduleConfig(max_running=rows, step_tokens=64 if tiny else 8192, depth=1),
-            device=DeviceConfig(
-                device=device, graphs="on" if graphs else "off", kernels="reference" if device == "cpu" else "auto"
-            ),
+            device=DeviceConfig(device=device, graphs="on" if graphs else "off"),
         )
-        self.core: EngineCore = build(self.config)
+        with interpreted() if device == "cpu" else nullcontext():
+            self.core: EngineCore = build(self.config)
         self.built_seconds = time.perf_counter() - began
 
     def close(self) -> None:

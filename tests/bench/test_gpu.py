@@ -17,6 +17,8 @@ from benchmarks.gpu import checks
 from benchmarks.gpu import main as gpu
 from benchmarks.gpu.clock import Budget
 from benchmarks.gpu.shapes import LLAMA_8B
+from bough.device.attention.triton import TritonAttention
+from bough.worker.graphs import DecodeGraphs
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.slow
 def test_every_section_runs(result: dict) -> None:
-    assert not result["left_out"]
+    assert not result["left_out"] and not result["failed"]
     assert list(result["sections"]) == ["limits", "checks", "tiny", "kernels", "tiny, tied", "other options"]
     assert all(result["sections"].values())
     for row in itertools.chain.from_iterable(result["sections"].values()):
@@ -53,6 +55,18 @@ def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
     } <= names
 
 
+@pytest.mark.parametrize(("broken", "method"), [(TritonAttention, "forward"), (DecodeGraphs, "forward")])
+def test_a_mistake_where_only_a_gpu_goes_is_found_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: type, method: str
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(broken, method, fails)
+    asked = ["--tiny", "--device", "cpu", "--only", "other options", "--output", str(tmp_path / "gpu.json")]
+    assert gpu.main(asked) == 1
+
+
 def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
     rows = ({"name": str(i)} for i in itertools.count())
@@ -67,7 +81,8 @@ def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     run.section("broken", fails())
     saved = json.loads((tmp_path / "gpu.json").read_text())
     assert saved["sections"] == {"endless": [], "broken": [{"name": "first"}]}
-    assert saved["left_out"] == ["endless: after 0 rows the time was over", "broken: RuntimeError: planted"]
+    assert saved["left_out"] == ["endless: after 0 rows the time was over"]
+    assert saved["failed"] == ["broken: RuntimeError: planted"] == run.wrong()
 
 
 def test_the_shape_is_the_one_that_is_meant() -> None:
