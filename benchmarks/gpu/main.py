@@ -109,7 +109,12 @@ def single_kernels(run: Run) -> Generator[Row, None, None]:
     world = kernels.World(TritonOps(device, "measured"), device, dtype, run.tiny)
     with torch.inference_mode():
         for case in kernels.cases(world):
-            yield kernels.measure(case, run.watch, run.limits)
+            try:
+                row = kernels.measure(case, run.watch, run.limits)
+            except Exception as error:
+                run.failed(case.name, error)
+                continue
+            yield row
 
 
 def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row, None, None]:
@@ -166,7 +171,10 @@ def others(run: Run, shape: Shape, folder: Path) -> Generator[Row, None, None]:
     if kernels.multiplies_fp8(torch.device(run.device)):
         options |= {"fp8 weights": {"quantize": "fp8"}, "fp8 KV": {"kv_dtype": "fp8"}}
     for name, changed in options.items():
-        yield from decode_only(run, shape, folder, name, **changed)
+        try:
+            yield from decode_only(run, shape, folder, name, **changed)
+        except Exception as error:
+            run.failed(name, error)
 
 
 def measure_limits(run: Run) -> Generator[Row, None, None]:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu import checks
+from benchmarks.gpu import checks, kernels
 from benchmarks.gpu import main as gpu
 from benchmarks.gpu.clock import Budget
 from benchmarks.gpu.shapes import LLAMA_8B
@@ -83,6 +83,20 @@ def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     assert saved["sections"] == {"endless": [], "broken": [{"name": "first"}]}
     assert saved["left_out"] == ["endless: after 0 rows the time was over"]
     assert saved["failed"] == ["broken: RuntimeError: planted"] == run.wrong()
+
+
+def test_a_kernel_that_fails_is_written_down_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    found = [kernels.Case("bad", fails, 1.0), kernels.Case("good", lambda: None, 1.0)]
+    monkeypatch.setattr(kernels, "cases", lambda world: iter(found))
+    run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
+    run.section("kernels", gpu.single_kernels(run))
+    assert [row["name"] for row in run.result["sections"]["kernels"]] == ["good"]
+    assert run.wrong() == ["bad: RuntimeError: planted"]
 
 
 def test_the_shape_is_the_one_that_is_meant() -> None:
