@@ -119,8 +119,12 @@ def prompt_attention(world: World) -> Iterator[Case]:
 
 def rounded_to(world: World) -> list[torch.dtype]:
     """What this device multiplies with 8 bits."""
-    fp8 = world.device.type == "cpu" or torch.cuda.get_device_capability() >= (8, 9)
-    return [torch.int8, torch.float8_e4m3fn] if fp8 else [torch.int8]
+    return [torch.int8, torch.float8_e4m3fn] if multiplies_fp8(world.device) else [torch.int8]
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """The interpreter does, too."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def linears(world: World) -> Iterator[Case]:

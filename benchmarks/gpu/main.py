@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import platform
@@ -43,17 +44,17 @@ class Run:
         name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
         self.result: dict[str, Any] = {
             "device": name, "torch": torch.__version__, "python": platform.python_version(), "tiny": tiny,
-            "sections": {}, "left_out": [],
+            "sections": {}, "left_out": [], "failed": [],
         }  # fmt: skip
 
     def section(self, name: str, rows: Generator[Row, None, None], seconds: float = 0.0) -> None:
-        """Take ``rows`` until the budget has fewer than ``seconds`` left; one that fails ends the section."""
+        """Take ``rows`` until the budget has fewer than ``seconds`` left; an exception ends the section."""
         found = self.result["sections"].setdefault(name, [])
         while self.budget.left > seconds:
             try:
                 row = next(rows, None)
             except Exception as error:
-                self.result["left_out"].append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+                self.failed(name, error)
                 row = None
             if row is None:
                 break
@@ -64,6 +65,16 @@ class Run:
             self.result["left_out"].append(f"{name}: after {len(found)} rows the time was over")
         rows.close()  # an engine gives its memory back
         self.save()
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Write down what ``name``, a section or a part of one, ended by."""
+        self.result["failed"].append(f"{name}: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def wrong(self) -> list[str]:
+        """Checks that failed, rows with requests that did, and what ended by an exception."""
+        rows = itertools.chain.from_iterable(self.result["sections"].values())
+        bad = [str(row["name"]) for row in rows if not row.get("ok", True) or row.get("errors")]
+        return bad + list(self.result["failed"])
 
     def save(self) -> None:
         """JSON, and the same as a table."""
@@ -98,7 +109,12 @@ def single_kernels(run: Run) -> Generator[Row, None, None]:
     world = kernels.World(TritonOps(device, "measured"), device, dtype, run.tiny)
     with torch.inference_mode():
         for case in kernels.cases(world):
-            yield kernels.measure(case, run.watch, run.limits)
+            try:
+                row = kernels.measure(case, run.watch, run.limits)
+            except Exception as error:
+                run.failed(case.name, error)
+                continue
+            yield row
 
 
 def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row, None, None]:
@@ -152,10 +168,13 @@ def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any)
 def others(run: Run, shape: Shape, folder: Path) -> Generator[Row, None, None]:
     """Engines with one option changed; the share is of the roofline of bfloat16."""
     options: dict[str, dict[str, Any]] = {"no graphs": {"graphs": False}}
-    if run.device == "cuda" and torch.cuda.get_device_capability() >= (8, 9):
+    if kernels.multiplies_fp8(torch.device(run.device)):
         options |= {"fp8 weights": {"quantize": "fp8"}, "fp8 KV": {"kv_dtype": "fp8"}}
     for name, changed in options.items():
-        yield from decode_only(run, shape, folder, name, **changed)
+        try:
+            yield from decode_only(run, shape, folder, name, **changed)
+        except Exception as error:
+            run.failed(name, error)
 
 
 def measure_limits(run: Run) -> Generator[Row, None, None]:
@@ -192,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not asked.only or title in asked.only:
                 run.section(title, rows(), 0.0 if asked.tiny else seconds)
     print(markdown(run.result))
-    wrong = [row["name"] for row in run.result["sections"].get("checks", []) if not row["ok"]]
+    wrong = run.wrong()
     if wrong:
         print("not right: " + ", ".join(wrong), file=sys.stderr)
     return 1 if wrong else 0

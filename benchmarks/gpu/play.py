@@ -6,6 +6,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,12 +14,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from benchmarks.gpu.interpreted import interpreted
 from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
 from bough.base.constraint import Constraint
 from bough.base.messages import Outputs, Request
 from bough.base.params import SamplingParams
-from bough.base.plan import Ints, SharedPrefix
+from bough.base.plan import Ints, Masks, Pending, SharedPrefix, StepPlan, StepResult
 from bough.engine.build import EngineCore, build
+from bough.engine.executor import WorkerExecutor
 from bough.kv.manager import KVManager
 from bough.scheduler.loop import Scheduler
 
@@ -72,6 +75,43 @@ class Alone(KVManager):
         return ()
 
 
+class Watched:
+    """An executor, and what the device's own events say of the steps of one scheduler."""
+
+    def __init__(self, executor: WorkerExecutor) -> None:
+        self._executor = executor
+        self.busy = self.idle = 0.0
+        """Seconds, from the end of the first step on."""
+        self._first = True
+
+    def forward(self, plan: StepPlan) -> Any:
+        return self._executor.forward(plan)
+
+    def sample(self, forward: Any, masks: Masks | None) -> Watching:
+        return Watching(self._executor.sample(forward, masks), self)
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+    def saw(self, result: StepResult) -> None:
+        if not self._first:
+            self.busy, self.idle = self.busy + result.seconds, self.idle + result.idle
+        self._first = False
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """A step in flight."""
+
+    step: Pending
+    watched: Watched
+
+    def result(self) -> StepResult:
+        result = self.step.result()
+        self.watched.saw(result)
+        return result
+
+
 @dataclass(frozen=True, slots=True)
 class Played:
     """What a workload took.
@@ -80,6 +120,7 @@ class Played:
         told: the answers, in the order in which they were asked for.
         seconds: of the wall.
         steps: of the engine, and ``device_seconds`` what the device took for them by its own events.
+        stalled: share of the time after the first step for which the device had nothing to do, by its own events.
         host_seconds: median of the host's part of a step, waiting included.
     """
 
@@ -87,6 +128,7 @@ class Played:
     seconds: float
     steps: int
     device_seconds: float
+    stalled: float
     host_seconds: float
 
     @property
@@ -110,6 +152,7 @@ class Played:
             "steps": self.steps,
             "step_ms": round(1e3 * self.host_seconds, 3),
             "gpu_busy": round(self.device_seconds / self.seconds, 4),
+            "gpu_stalled": round(self.stalled, 4),
             "errors": len(self.errors),
         }
 
@@ -128,11 +171,10 @@ class Engine:
             model=ModelConfig(path=str(model), load_format="dummy", dtype=dtype, quantize=quantize),
             kv=KVConfig(pool_tokens=pool_tokens, kv_dtype=kv_dtype),
             schedule=ScheduleConfig(max_running=rows, step_tokens=64 if tiny else 8192, depth=1),
-            device=DeviceConfig(
-                device=device, graphs="on" if graphs else "off", kernels="reference" if device == "cpu" else "auto"
-            ),
+            device=DeviceConfig(device=device, graphs="on" if graphs else "off"),
         )
-        self.core: EngineCore = build(self.config)
+        with interpreted() if device == "cpu" else nullcontext():
+            self.core: EngineCore = build(self.config)
         self.built_seconds = time.perf_counter() - began
 
     def close(self) -> None:
@@ -143,7 +185,7 @@ class Engine:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def scheduler(self, features: Features) -> Scheduler:
+    def scheduler(self, features: Features, executor: Watched) -> Scheduler:
         """A new one, with an empty cache, over the same worker."""
         core = self.core
         schedule = replace(
@@ -159,13 +201,14 @@ class Engine:
             pool, 1, schedule.max_running, core.hello.model.context_length, "lru", "radix" if features.radix else "none"
         )
         return Scheduler(
-            schedule, self.config.limits, core.hello.model, kv, core.executor,
+            schedule, self.config.limits, core.hello.model, kv, executor,
             clock=time.monotonic, draw=lambda: 1, stop_matcher=_no_stops, compiler=core.grammar.compiler,
         )  # fmt: skip
 
     def play(self, asks: Sequence[Ask], features: Features = ALL) -> Played:
         """All of ``asks`` at once, and whatever follows them."""
-        scheduler = self.scheduler(features)
+        executor = Watched(self.core.executor)
+        scheduler = self.scheduler(features, executor)
         told: dict[str, Told] = {}
         waiting = list(asks)
         turns, device, host = 0, 0.0, [0.0]
@@ -183,7 +226,8 @@ class Engine:
                 device += sum(stats.device_seconds)
                 host += stats.step_seconds
         seconds = time.perf_counter() - began
-        return Played(list(told.values()), seconds, stats.steps, device, statistics.median(host))
+        stalled = executor.idle / max(executor.idle + executor.busy, 1e-9)
+        return Played(list(told.values()), seconds, stats.steps, device, stalled, statistics.median(host))
 
 
 def _read(scheduler: Scheduler, told: dict[str, Told]) -> list[Ask]:

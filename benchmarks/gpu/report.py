@@ -35,6 +35,7 @@ def markdown(result: dict[str, Any]) -> str:
         )
     for name, rows in result["sections"].items():
         text += ["", f"## {name}", "", table(rows) if rows else "nothing"]
-    if result["left_out"]:
-        text += ["", "## left out", "", *(f"- {line}" for line in result["left_out"])]
+    for title, lines in (("failed", result["failed"]), ("left out", result["left_out"])):
+        if lines:
+            text += ["", f"## {title}", "", *(f"- {line}" for line in lines)]
     return "\n".join(text) + "\n"

@@ -37,6 +37,7 @@ def decode(
         "roofline": round(batch / floor, 1),
         "share": round(rate * floor / batch, 4),
         "gpu_busy": round(played.device_seconds / played.seconds, 4),
+        "gpu_stalled": round(played.stalled, 4),
         "host_step_ms": round(1e3 * played.host_seconds, 3),
         "errors": len(played.errors),
     }

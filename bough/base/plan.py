@@ -160,6 +160,7 @@ class StepResult:
         pooled: plan index -> [n] float32, for pooled rows whose last token this step computed.
         failed: plan index -> reason, for rows that failed alone (for example logits that are not finite).
         seconds: device time of the forward and the sampling.
+        idle: seconds for which the device waited for this step's launches since it had done those before them.
     """
 
     step: int
@@ -170,6 +171,7 @@ class StepResult:
     pooled: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     failed: dict[int, Failure] = field(default_factory=dict)
     seconds: float = 0.0
+    idle: float = 0.0
 
 
 class Pending(Protocol):

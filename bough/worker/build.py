@@ -15,6 +15,7 @@ from bough.base.messages import CacheKind
 from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.platform.copies import Timer
 from bough.models.base import KVShape, Model
 from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
@@ -136,5 +137,5 @@ def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: Work
         np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
     )  # fmt: skip
     runner = ModelRunner(model, context.attention, KVPool(shape, n, context.device))
-    _, hidden = runner.forward(plan, DeviceRows(len(n_new), length, context.device))
+    _, hidden = runner.forward(plan, DeviceRows(len(n_new), length, context.device), Timer(context.device))
     runner.logits(hidden[: sizes.n_rows]).float()

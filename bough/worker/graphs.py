@@ -17,7 +17,7 @@ import torch
 from bough.base.plan import NO_ADAPTER, StepPlan
 from bough.device.attention.room import CapturedAttention, Room
 from bough.device.attention.work import HostBatch
-from bough.device.platform.copies import fill, to_device
+from bough.device.platform.copies import Timer, fill, to_device
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch, HostStep
 
@@ -95,8 +95,11 @@ class DecodeGraphs:
         kinds = (False, True) if adapted else (False,)
         self._graphs = {(size, kind): self._make(size, kind) for size in reversed(self.sizes) for kind in kinds}
 
-    def forward(self, plan: StepPlan) -> tuple[ForwardBatch, Tensor] | None:
-        """The plan's batch and hidden states [B, D], valid until the next call; None for steps of other kinds."""
+    def forward(self, plan: StepPlan, timer: Timer) -> tuple[ForwardBatch, Tensor] | None:
+        """The plan's batch and hidden states [B, D], valid until the next call; None for steps of other kinds.
+
+        ``timer`` is started where the replay begins.
+        """
         n = len(plan.rows)
         if len(plan.tokens) != n or n > self.sizes[-1]:
             return None
@@ -107,6 +110,7 @@ class DecodeGraphs:
         step = self._padded(plan, size)
         fill(graph.whole, step.array)
         graph.room.fill(step.attention)
+        timer.start()
         graph.replay()
         sampled = np.flatnonzero(plan.sample)
         at = graph.batch.attention.q_start[:n]

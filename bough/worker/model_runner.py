@@ -10,6 +10,7 @@ import torch
 from bough.base.plan import StepPlan
 from bough.device.attention.base import AttentionBackend
 from bough.device.lora.pool import AdapterPool
+from bough.device.platform.copies import Timer
 from bough.models.base import Model
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
@@ -33,12 +34,16 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._adapters = adapters
 
-    def forward(self, plan: StepPlan, rows: DeviceRows) -> tuple[ForwardBatch, Tensor]:
-        """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards."""
-        if self._graphs is not None and (replayed := self._graphs.forward(plan)) is not None:
+    def forward(self, plan: StepPlan, rows: DeviceRows, timer: Timer) -> tuple[ForwardBatch, Tensor]:
+        """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards.
+
+        ``timer`` is started where the host's preparations end, and the device's work begins.
+        """
+        if self._graphs is not None and (replayed := self._graphs.forward(plan, timer)) is not None:
             return replayed
         batch = ForwardBatch.from_plan(plan, rows)
         self._attention.plan(batch.attention)
+        timer.start()
         return batch, self.compute(batch)
 
     def compute(self, batch: ForwardBatch) -> Tensor:

@@ -53,7 +53,8 @@ class Launched:
     """A step whose sampling was launched.
 
     Attributes:
-        plan, sampled, timers: the plan, the plan indices of the rows that sample, and timers of forward and sampling.
+        plan, sampled: the plan, and the plan indices of the rows that sample.
+        timers: of what came before (None: nothing), of the forward and of the sampling.
         result: what is known so far; complete once it is ``finished``.
         sampling: the tokens on their way, or here already.
         removed: rows that were given to others since.
@@ -61,7 +62,7 @@ class Launched:
 
     plan: StepPlan
     sampled: NDArray[np.intp]
-    timers: tuple[Timer, Timer]
+    timers: tuple[Timer | None, Timer, Timer]
     result: StepResult
     sampling: Sampling | Sampled | None = None
     removed: set[int] = field(default_factory=set)
@@ -94,6 +95,7 @@ class Worker:
         self._pooler = Pooler()
         self._broken: dict[int, Failure] = {}
         self._unfinished: list[Launched] = []
+        self._before: Timer | None = None
         self._known = np.zeros(rows.n_rows, np.int32)
         """[n_rows] ids of each row that the sampler knows of, or will once what is launched is finished."""
 
@@ -106,7 +108,7 @@ class Worker:
             for init in plan.admitted:
                 self._add(init)
             self._take_forced(plan)
-            batch, hidden = self._runner.forward(plan, self._rows)
+            batch, hidden = self._runner.forward(plan, self._rows, timer)
         timer.stop()
         return ForwardHandle(plan, batch, hidden, timer)
 
@@ -126,10 +128,11 @@ class Worker:
             self._report_forced(handle, result)
             if self._pooler.rows:
                 self._pool(handle, result)
-            launched = Launched(plan, batch.sampled, (handle.timer, timer), result)
+            launched = Launched(plan, batch.sampled, (self._before, handle.timer, timer), result)
             if len(batch.sampled):
                 launched.sampling = self._sample(handle, masks)
         timer.stop()
+        self._before = timer
         self._unfinished.append(launched)
         return launched
 
@@ -265,7 +268,9 @@ class Worker:
                 for row, token in zip(rows, tokens):
                     if row not in launched.removed:
                         self._sampler.accept(row, token)
-        result.seconds = sum(timer.seconds() for timer in launched.timers)
+        before, forward, sampling = launched.timers
+        result.seconds = forward.seconds() + sampling.seconds()
+        result.idle = sampling.since(forward) + (0.0 if before is None else forward.since(before))
 
     def _one_by_one(self, hidden: Tensor, context: SampleContext) -> Sampled:
         tokens: list[int] = []

@@ -13,9 +13,12 @@ import pytest
 
 pytest.importorskip("triton")
 
+from benchmarks.gpu import checks, kernels
 from benchmarks.gpu import main as gpu
 from benchmarks.gpu.clock import Budget
 from benchmarks.gpu.shapes import LLAMA_8B
+from bough.device.attention.triton import TritonAttention
+from bough.worker.graphs import DecodeGraphs
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +31,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 @pytest.mark.slow
 def test_every_section_runs(result: dict) -> None:
-    assert not result["left_out"]
+    assert not result["left_out"] and not result["failed"]
     assert list(result["sections"]) == ["limits", "checks", "tiny", "kernels", "tiny, tied", "other options"]
     assert all(result["sections"].values())
     for row in itertools.chain.from_iterable(result["sections"].values()):
@@ -52,6 +55,18 @@ def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
     } <= names
 
 
+@pytest.mark.parametrize(("broken", "method"), [(TritonAttention, "forward"), (DecodeGraphs, "forward")])
+def test_a_mistake_where_only_a_gpu_goes_is_found_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: type, method: str
+) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(broken, method, fails)
+    asked = ["--tiny", "--device", "cpu", "--only", "other options", "--output", str(tmp_path / "gpu.json")]
+    assert gpu.main(asked) == 1
+
+
 def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
     rows = ({"name": str(i)} for i in itertools.count())
@@ -66,13 +81,39 @@ def test_a_run_without_time_says_what_it_left_out(tmp_path: Path) -> None:
     run.section("broken", fails())
     saved = json.loads((tmp_path / "gpu.json").read_text())
     assert saved["sections"] == {"endless": [], "broken": [{"name": "first"}]}
-    assert saved["left_out"] == ["endless: after 0 rows the time was over", "broken: RuntimeError: planted"]
+    assert saved["left_out"] == ["endless: after 0 rows the time was over"]
+    assert saved["failed"] == ["broken: RuntimeError: planted"] == run.wrong()
+
+
+def test_a_kernel_that_fails_is_written_down_and_the_others_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails() -> None:
+        raise RuntimeError("planted")
+
+    found = [kernels.Case("bad", fails, 1.0), kernels.Case("good", lambda: None, 1.0)]
+    monkeypatch.setattr(kernels, "cases", lambda world: iter(found))
+    run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
+    run.section("kernels", gpu.single_kernels(run))
+    assert [row["name"] for row in run.result["sections"]["kernels"]] == ["good"]
+    assert run.wrong() == ["bad: RuntimeError: planted"]
 
 
 def test_the_shape_is_the_one_that_is_meant() -> None:
     assert round(LLAMA_8B.read_parameters / 1e9, 2) == 7.50
     assert LLAMA_8B.kv_bytes == 128 << 10
     assert round(2 * (LLAMA_8B.read_parameters - LLAMA_8B.head_parameters) / 1e9, 1) == 14.0
+
+
+def test_the_tests_of_kernels_load_on_a_bare_machine() -> None:
+    plugins = ["-p", "xdist", "-p", "tests.bench.bare"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *plugins, *checks.TESTS, *checks.LENIENT],
+        cwd=checks.ROOT, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "test_sampling.py::test_argmax" in done.stdout
 
 
 @pytest.mark.slow

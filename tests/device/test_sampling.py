@@ -13,40 +13,15 @@ from hypothesis import strategies as st
 
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
-from bough.device.ops.sampling import Draws, dropped, invert, uniforms
+from bough.device.ops.sampling import invert, uniforms
+
+from .draws import distribution, draws_of
 
 Tensor = torch.Tensor
 REFERENCE = ReferenceOps("the twin")
 
 # The ops of an example are those of the test: nothing of them changes between examples.
 relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def draws_of(logits: Tensor, rows: list[dict[str, Any]]) -> Draws:
-    """One row of parameters for each row of logits; absent ones keep everything."""
-
-    def column(name: str, default: float, dtype: type) -> Any:
-        return np.array([row.get(name, default) for row in rows], dtype)
-
-    return Draws(
-        best=REFERENCE.argmax(logits),
-        temperature=column("temperature", 1.0, np.float32),
-        top_k=column("top_k", logits.shape[1], np.int64),
-        top_p=column("top_p", 1.0, np.float64),
-        least_z=column("least_z", -math.inf, np.float64),
-        seeds=column("seed", 0, np.uint64),
-        positions=column("position", 0, np.int64),
-    )
-
-
-def distribution(logits: Tensor, row: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Probabilities of one row by a full sort of float64."""
-    z = (logits.float() - logits.float().max()) / np.float32(row.get("temperature", 1.0))
-    weights = z.double().exp()
-    gone = dropped(z, weights, row.get("top_k", len(z)), row.get("top_p", 1.0))
-    weights[gone] = 0.0
-    weights[z.double() < row.get("least_z", -math.inf)] = 0.0
-    return (weights / weights.sum()).numpy()
 
 
 def check(ops: Ops, logits: Tensor, rows: list[dict[str, Any]]) -> None:

@@ -44,10 +44,10 @@ def test_a_forward_that_cannot_be_launched_ends_what_fails_alone(
     runner = core.executor.built.worker._runner
     forward = runner.forward
 
-    def fails(plan, rows):
+    def fails(plan, rows, timer):
         if any(123 in init.ids for init in plan.admitted):
             raise RuntimeError("planted")
-        return forward(plan, rows)
+        return forward(plan, rows, timer)
 
     monkeypatch.setattr(runner, "forward", fails)
     for rid, ids in (("good", [5, 6, 7]), ("bad", [5, 123])):

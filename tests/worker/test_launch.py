@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bough.base.params import SamplingParams
+from bough.device.platform import copies
+from bough.worker.forward_batch import ForwardBatch
+from bough.worker.model_runner import ModelRunner
 from bough.worker.worker import Launched
 from tests.driving import Driver
 
@@ -57,6 +61,35 @@ def test_finishing_late_changes_nothing(tiny_llama: Make, make_driver: Make, dep
         return seqs
 
     both(make_driver, path, use, depth)
+
+
+def test_the_time_of_the_host_is_not_the_time_of_the_device(
+    tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = tiny_llama()
+    now = [0.0]
+
+    def takes(owner: type, name: str, seconds: float) -> None:
+        real = getattr(owner, name)
+
+        def slower(*args: Any) -> Any:
+            now[0] += seconds
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, slower)
+
+    monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    driver = make_driver(path)
+    takes(ForwardBatch, "from_plan", 10.0)
+    takes(ModelRunner, "compute", 2.0)
+    takes(ModelRunner, "logits", 1.0)
+    seq = driver.add(0, [4, 5, 6])
+    found = []
+    for _ in range(3):
+        result, rows = driver.launch([(seq, 0)])
+        driver.commit((result, rows))
+        found.append((result.seconds, result.idle))
+    assert found == [(3.0, 0.0), (3.0, 10.0), (3.0, 10.0)]
 
 
 def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: Make, make_driver: Make) -> None:

@@ -70,6 +70,10 @@ class Timer:
     def __init__(self, device: torch.device) -> None:
         """Starts."""
         self._device, self._events = device, device.type == "cuda"
+        self.start()
+
+    def start(self) -> None:
+        """Start again: what was launched before does not count."""
         self._start = self._end = self._mark()
 
     def stop(self) -> None:
@@ -82,6 +86,12 @@ class Timer:
             return float(self._end - self._start)
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
+
+    def since(self, earlier: Timer) -> float:
+        """Seconds between the end of ``earlier`` and this start, in which nothing was to do; once both are done."""
+        if not self._events:
+            return float(self._start - earlier._end)
+        return max(0.0, float(earlier._end.elapsed_time(self._start)) / 1e3)
 
     def _mark(self) -> Any:
         if not self._events:

@@ -24,27 +24,12 @@ from tests.driving import Driver, device_parts, make_driver
 from tests.lora import TARGETS, write_adapter
 
 from .conftest import DEVICE
+from .eager import Eager
 
 N_PROMPT = 9
 LOGPROBS = SamplingParams(temperature=0.0, logprobs=3, prompt_logprobs=2)
 DRAWN = SamplingParams(temperature=0.8, top_k=20, top_p=0.9)
 PENALISED = SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5)
-
-
-class Eager:
-    """Stands for a graph: it runs again what was captured, and leaves the result where that lay."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def __call__(self, run: Callable[[], Any]) -> Callable[[], None]:
-        outputs = run()
-
-        def replay() -> None:
-            self.replays += 1
-            outputs.copy_(run())
-
-        return replay
 
 
 def capture() -> Any:

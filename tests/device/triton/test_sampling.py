@@ -14,7 +14,7 @@ from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.ops.sampling import Draws, uniforms
 
-from ..test_sampling import distribution, draws_of
+from ..draws import distribution, draws_of
 from .conftest import DEVICE
 
 Tensor = torch.Tensor

@@ -21,9 +21,9 @@ from tests.models.parity import CASES, make_checkpoint
 
 from ..cases import make_case
 from .conftest import DEVICE
+from .eager import Eager
 from .test_attention import SPLIT, close
 from .test_attention import run as attend
-from .test_model import Eager
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 32), (3, 1, 64)], ids=str)
