@@ -214,8 +214,8 @@ def _pooling(folder: Path) -> Pooling | None:
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     """``config`` in one spelling, whichever release of transformers wrote it.
 
-    New files keep theta and scaling together in ``rope_parameters``; old scalings say ``type``. Where they differ
-    between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a ``text_config``.
+    New files keep theta, scaling and how much of a head rotates together in ``rope_parameters``; old scalings say
+    ``type``. Where they differ between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a ``text_config``.
     """
     text = config.get("text_config")
     plain = {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else dict(config)
@@ -227,8 +227,7 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     scaling = plain.get("rope_scaling")
     if isinstance(together, dict):
         scaling = {key: value for key, value in together.items() if key != "rope_theta"}
-        if "rope_theta" in together:
-            plain["rope_theta"] = together["rope_theta"]
+        plain |= {key: together[key] for key in ("rope_theta", "partial_rotary_factor") if key in together}
     if isinstance(scaling, dict):
         scaling = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
     if not isinstance(scaling, dict) or scaling.get("rope_type", "default") == "default":

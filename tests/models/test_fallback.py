@@ -13,13 +13,14 @@ import torch
 from bough.base.errors import ConfigError
 from bough.models.registry import MODELS
 from tests.driving import make_driver
-from tests.models.parity import WHOLE, Case, check, distance, ids_of, make_checkpoint
+from tests.models.parity import HALF, WHOLE, Case, check, distance, ids_of, make_checkpoint
 
 CASES = {
     "starcoder2": Case("starcoder2", {"sliding_window": 20, "use_bias": True}),
     "olmo3": Case("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2,
                             "num_hidden_layers": 4, "rms_norm_eps": 1e-5}),
     "cohere": Case("cohere", {"logit_scale": 0.3}),
+    "stablelm": Case("stablelm", {"rope_parameters": HALF}),
 }  # fmt: skip
 
 
