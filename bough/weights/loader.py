@@ -215,7 +215,8 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     """``config`` in one spelling, whichever release of transformers wrote it.
 
     New files keep theta, scaling and how much of a head rotates together in ``rope_parameters``; old scalings say
-    ``type``. Where they differ between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a ``text_config``.
+    ``type``. Where they differ between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a
+    ``text_config``.
     """
     text = config.get("text_config")
     plain = {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else dict(config)
