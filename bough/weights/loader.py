@@ -36,6 +36,10 @@ from bough.weights.safetensors import open_folder, read_json
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_DEPTHS = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+_MOST_LAYERS = 1 << 12
+"""Of a model without parameters."""
+
 #: A folder with tokenizer files, or the ``tokenizer.*`` metadata of a GGUF file as plain data.
 TokenizerSource = Path | dict[str, Any]
 
@@ -140,6 +144,7 @@ class FolderCheckpoint:
         self._told = False
         headed = any(name.endswith("lm_head.weight") for name in self._files)
         self.config = _plain_config(config, not weights or headed)
+        _check_depth(path, self.config, len(self._names) if weights else _MOST_LAYERS)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
@@ -209,6 +214,14 @@ def _pooling(folder: Path) -> Pooling | None:
     if len(modes) != 1 or modes[0] not in known:
         raise ConfigError(f"{file}: of the ways of pooling only one is supported at a time, {' or '.join(known)}")
     return known[modes[0]]
+
+
+def _check_depth(folder: Path, config: dict[str, Any], most: int) -> None:
+    """ConfigError for more layers than there are parameters, before anything of that many is made."""
+    for name in _DEPTHS:
+        depth = config.get(name)
+        if isinstance(depth, int | float) and depth > most:
+            raise ConfigError(f"{folder}: the config's {name!r} is {depth}; its parameters suffice for at most {most}")
 
 
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
