@@ -61,7 +61,8 @@ FORMATS_TEXT = """## Weights
 - **safetensors**: one file, shards with an index. `.bin` and `.pt` files are refused, with how to convert them.
 - **GGUF**: the architectures with a name in the column "GGUF", every block type of the format.
   Multiplied as integers with the very values: {kept}. Decoded to the dtype of the model, which a line of the log
-  says: {decoded}.
+  says: {decoded}. Files of `bert` hold RoBERTa, too. Those of BERT classifiers lack the pooler that scores go
+  through, as llama.cpp leaves it out, and are refused.
 - **Quantised folders** (`quantization_config`): {methods}. AWQ and GPTQ with 4 bits, GPTQ with 8 (also with inputs
   in the order of their importance), compressed-tensors with 4 and 8 bits, with zeros or without, and with 8-bit
   floats, FP8 with scales of weights, outputs and blocks, bitsandbytes with 8 bits, nf4 and fp4. Integers are
@@ -70,8 +71,8 @@ FORMATS_TEXT = """## Weights
 ## Tokenizers
 
 `tokenizer.json`; without one sentencepiece's `.model` (unigram and bpe) and tiktoken's files (`cl100k_base`,
-`o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama and t5. Ids equal those of
-the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`). Chat templates come from
+`o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama, t5 and bert. Ids equal those
+of the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`). Chat templates come from
 `tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
 """
 

@@ -17,6 +17,7 @@ _BRACKETS, _JSON_BRACKETS = re.compile(r"[()\[\]{}]"), re.compile(r"[\[\]{}]")
 _RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
 """The head of a rule; both notations want each on a line of its own."""
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
+_EMBEDDED = re.compile(r"%json\s*")
 
 
 def check_constraint(constraint: Constraint, limits: Limits) -> None:
@@ -34,7 +35,7 @@ def check_constraint(constraint: Constraint, limits: Limits) -> None:
         if _deeper(text, _BRACKETS, limits.constraint_depth):
             raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
         if kind == "grammar":
-            _check_rules(text, limits)
+            _check_grammar(kind, text, limits)
     elif kind != "json_object":
         if _deeper(text, _JSON_BRACKETS, 2 * limits.constraint_depth):
             raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
@@ -77,6 +78,9 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
         parts = value.get("structures")
         if isinstance(parts, list) and len(parts) > limits.constraint_structures:
             raise _too_many(kind, "structures", len(parts), limits.constraint_structures)
+        for part in parts if isinstance(parts, list) else ():
+            if isinstance(part, dict) and isinstance(text := part.get("grammar"), str):
+                _check_grammar(kind, text, limits)
     stack = [value]
     references: set[str] = set()
     total = 0
@@ -129,7 +133,19 @@ def _deeper(text: str, brackets: re.Pattern[str], most: int) -> bool:
     return False
 
 
-def _check_rules(text: str, limits: Limits) -> None:
+def _check_grammar(kind: str, text: str, limits: Limits) -> None:
+    """Bounds on the rules of a grammar, and on the schemas within it, each after a ``%json``."""
+    _check_rules(kind, text, limits)
+    decoder = json.JSONDecoder()
+    for match in _EMBEDDED.finditer(text):
+        try:
+            schema, _ = decoder.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue  # a comment, or what the parser will refuse
+        _check_json(kind, schema, limits)
+
+
+def _check_rules(kind: str, text: str, limits: Limits) -> None:
     """Bounds on the number of rules in EBNF, whose conversion is slow, and on how long a chain of references is."""
     rules: dict[str, list[str]] = {}
     body: list[str] = []
@@ -139,14 +155,14 @@ def _check_rules(text: str, limits: Limits) -> None:
             line = line[head.end() :]
         body += _NAME.findall(line)
     if "::=" in text and len(rules) > limits.constraint_ebnf_rules:
-        raise _too_many("grammar", "EBNF", len(rules), limits.constraint_ebnf_rules)
+        raise _too_many(kind, "EBNF", len(rules), limits.constraint_ebnf_rules)
     seen: set[str] = set()
     for name in rules:
         path = [iter([name])]
         while path:
             if len(path) > limits.constraint_chain + 1:
                 most = limits.constraint_chain
-                raise InvalidRequest(f"grammar: rules refer to one another more than {most} deep", param="grammar")
+                raise InvalidRequest(f"{kind}: rules refer to one another more than {most} deep", param=kind)
             following = next((each for each in path[-1] if each in rules and each not in seen), None)
             if following is None:
                 path.pop()

@@ -95,8 +95,7 @@ class Bert:
         layers = range(config["num_hidden_layers"])
         self._layers = [_Layer(context, f"{prefix}encoder.layer.{i}", config) for i in layers]
         self.labels = labels_of(config)
-        if self.labels and config["type_vocab_size"] < 2:
-            raise ConfigError("a BERT classifier needs two types of tokens: type_vocab_size is 1")
+        self._has_pairs = bool(self.labels) and config["type_vocab_size"] > 1
         if self.labels:
             self._classifier = _Classifier(context, f"{prefix}pooler.dense", len(self.labels), d)
         context.check_all_read(
@@ -121,9 +120,9 @@ class Bert:
     def _types_of(self, tokens: Tensor) -> Tensor:
         """[T] 0 or 1: the second text of a pair begins behind the first separator, which is what a sequence ends with.
 
-        Nothing but a classifier is given pairs.
+        Nothing but a classifier is given pairs, and where there is one type, they differ by the separator alone.
         """
-        if not self.labels:
+        if not self._has_pairs:
             return torch.zeros_like(tokens)
         starts = self._attention.batch.q_start
         lengths = starts.diff()

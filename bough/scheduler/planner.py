@@ -285,9 +285,9 @@ class Planner:
         self._queue.take(req)
         self._programs.admitted(req, cached_len)
         if not req.started:
-            req.cached_len = cached_len
+            req.cached_len = req.of_prompt(cached_len)
             self.prompt_tokens += req.n_prompt
-            self.cached_tokens += cached_len
+            self.cached_tokens += req.cached_len
         self._enter(parts, req, admission, n, out_loc)
         return n
 

@@ -247,10 +247,11 @@ class Programs:
         assert named is not None
         self.fork = state.number, named.fork
         if not req.started:
+            cached = req.of_prompt(cached_len)
             state.prompt += req.n_prompt
-            state.cached += cached_len
+            state.cached += cached
             self._prompt_tokens += req.n_prompt
-            self._cached_tokens += cached_len
+            self._cached_tokens += cached
             self._find_ahead(state, req, cached_len)
         self._serve(state, len(req.ids) - cached_len)
         if not state.seated and self.has_room(state):

@@ -82,6 +82,11 @@ class Req:
         """It has run before, so others may already be waiting for its tokens."""
         return self.cached_len >= 0
 
+    def of_prompt(self, cached_len: int) -> int:
+        """How much of the prompt is among ``cached_len`` tokens from the cache, where what a grammar forces at once may
+        be, too. As without that, the last token of a prompt is not."""
+        return min(cached_len, self.n_prompt - 1)
+
     @property
     def match_limit(self) -> int:
         """Most tokens that may come from the cache.

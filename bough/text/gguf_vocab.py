@@ -1,9 +1,9 @@
 """Builds a tokenizer from the metadata of a GGUF file.
 
-Three kinds are served: ``gpt2``, a byte-level BPE with merges and a named way of cutting text into words, ``llama``, a
-sentencepiece BPE whose merges follow from the scores of its pieces, and ``t5``, a sentencepiece unigram model (Kudo
-2018), both with byte fallback where the vocabulary has bytes. The format is that of the GGUF specification and of
-llama.cpp.
+Four kinds are served: ``gpt2``, a byte-level BPE with merges and a named way of cutting text into words, ``llama``, a
+sentencepiece BPE whose merges follow from the scores of its pieces, ``t5``, a sentencepiece unigram model (Kudo 2018),
+both with byte fallback where the vocabulary has bytes, and ``bert``, the WordPiece of BERT (Devlin et al. 2019). The
+format is that of the GGUF specification and of llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.base.errors import ConfigError
 from bough.text.vocabulary import Vocabulary
@@ -41,14 +41,22 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     """
     data = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
     kind = data.get("model")
-    if kind not in ("gpt2", "llama", "t5"):
-        raise ConfigError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2, llama and t5 are")
+    if kind not in ("gpt2", "llama", "t5", "bert"):
+        raise ConfigError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2, llama, t5 and bert are")
     tokens = [str(token) for token in data.get("tokens", ())]
     types = [int(value) for value in data.get("token_type", ())] or [_NORMAL] * len(tokens)
     if not tokens or len(types) != len(tokens):
         raise ConfigError("the GGUF file's tokens and token types do not match")
+    if kind == "bert":
+        tokens = _word_pieces(tokens, types)
+        data = {**data, **_frame_of_bert(data, tokens)}
     try:
-        tokenizer = _build_gpt2(data, tokens) if kind == "gpt2" else _build_spm(data, tokens, types, kind)
+        if kind == "gpt2":
+            tokenizer = _build_gpt2(data, tokens)
+        elif kind == "bert":
+            tokenizer = _build_bert(data, tokens)
+        else:
+            tokenizer = _build_spm(data, tokens, types, kind)
     except ConfigError:
         raise
     except Exception as error:  # the library raises nothing narrower
@@ -128,6 +136,45 @@ def _merges_from_scores(tokens: list[str], types: list[int], scores: list[float]
     return [(left, right) for _, _, _, left, right in ranked]
 
 
+def _word_pieces(tokens: list[str], types: list[int]) -> list[str]:
+    """The tokens with ``##`` before what continues a word; in files ``▁`` is before what begins one."""
+    return [
+        token if kind in (_CONTROL, _UNKNOWN) else token[1:] if len(token) > 1 and token[0] == "▁" else f"##{token}"
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+
+
+def _frame_of_bert(data: Mapping[str, Any], tokens: list[str]) -> dict[str, int | bool]:
+    """What the frame of a text is made of, named as for other kinds; ConfigError where a token is not told.
+
+    Older files call the token that begins a text ``cls``.
+    """
+    named = (
+        ("bos", ("bos_token_id", "cls_token_id"), "[CLS]"),
+        ("eos", ("seperator_token_id",), "[SEP]"),
+        ("unknown", ("unknown_token_id",), "[UNK]"),
+    )
+    found: dict[str, int | bool] = {"add_bos_token": True, "add_eos_token": True, "add_sep_token": False}
+    for name, keys, text in named:
+        told = [token_id for key in keys if (token_id := _special_id(data, key, tokens)) is not None]
+        if not told and text not in tokens:
+            raise ConfigError(f"the GGUF file's tokenizer has no {text}")
+        found[f"{name}_token_id"] = told[0] if told else tokens.index(text)
+    return found
+
+
+def _build_bert(data: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=tokens[data["unknown_token_id"]]))
+    # Most files do not tell; what has the letter A as a word distinguishes case.
+    lowercase = bool(data.get("normalizer.lowercase", "A" not in vocab))
+    strip_accents = bool(data.get("normalizer.strip_accents", lowercase))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
 def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Declare control tokens (special) and user-defined ones (matched in any text, and ordinary)."""
     added = [
@@ -139,18 +186,23 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, tokens: list[str], types: list[
 
 
 def _set_frame(tokenizer: tokenizers.Tokenizer, data: Mapping[str, Any], tokens: list[str], kind: str) -> None:
-    """Tokens put around a text with ``add_special``."""
+    """Tokens put around a text, or two, with ``add_special``."""
     by_default = kind != "gpt2" or data.get("pre") in _BEGINS_BY_DEFAULT
-    frame, named = ["$A"], []
-    bos, eos = _special_id(data, "bos_token_id", tokens), _special_id(data, "eos_token_id", tokens)
-    if bos is not None and data.get("add_bos_token", by_default):
-        frame.insert(0, tokens[bos])
-        named.append((tokens[bos], bos))
-    if eos is not None and data.get("add_eos_token", False):
-        frame.append(tokens[eos])
-        named.append((tokens[eos], eos))
-    if named:
-        tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=list(dict(named).items()))
+    begin = _framing(data, tokens, "add_bos_token", by_default, "bos_token_id")
+    end = _framing(data, tokens, "add_eos_token", False, "eos_token_id")
+    between = _framing(data, tokens, "add_sep_token", False, "seperator_token_id")
+    if named := {**begin, **end, **between}:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*begin, "$A", *end],
+            pair=[*begin, "$A", *end, *between, "$B:1", *(f"{token}:1" for token in end)],
+            special_tokens=list(named.items()),
+        )
+
+
+def _framing(data: Mapping[str, Any], tokens: list[str], flag: str, by_default: bool, key: str) -> dict[str, int]:
+    """The token ``key`` and its id, or nothing where ``flag`` leaves it out."""
+    token_id = _special_id(data, key, tokens) if data.get(flag, by_default) else None
+    return {} if token_id is None else {tokens[token_id]: token_id}
 
 
 def _eos_ids(data: Mapping[str, Any], tokens: list[str], types: list[int]) -> tuple[int, ...]:

@@ -37,6 +37,9 @@ IN_LAYER = {
 }
 """Names within a layer, where an architecture does not say otherwise."""
 
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Names outside of layers, where an architecture does not say otherwise."""
+
 _NORMS_AROUND = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -69,6 +72,22 @@ _WITH_SINKS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks.weight": "self_attn.sinks",
 }
+_OF_BERT = {
+    **{f"attn_{name[0]}": f"attention.self.{name}" for name in ("query", "key", "value")},
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+_AROUND_BERT = {
+    "token_embd": "embeddings.word_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+    "cls": "pooler.dense",
+    "cls.output": "classifier",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +98,8 @@ class Family:
         model_type: of the Hugging Face config.
         names: within a layer, where they are not those of ``IN_LAYER``, without or with what they end with; ``{}``
             stands for the number of an expert.
+        layers: what the names of a layer's parameters begin with, before its number.
+        outer: names outside of layers, where they are not those of ``OUTER``.
         permuted: rows of queries and keys are in llama.cpp's order.
         norm_offset: what the file's norms are larger by.
         settings: what the config has beside what all have.
@@ -86,6 +107,8 @@ class Family:
 
     model_type: str
     names: Mapping[str, str] = field(default_factory=dict)
+    layers: str = "model.layers"
+    outer: Mapping[str, str] = field(default_factory=lambda: OUTER)
     permuted: bool = False
     norm_offset: float = 0.0
     settings: Settings = lambda meta, tensors: {}
@@ -224,6 +247,30 @@ def _deepseek(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, An
     }
 
 
+def _bert(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    if meta.get("{}.attention.causal") is True:
+        raise ConfigError("BERT whose tokens see only what is before them is not supported")
+    config = {
+        "hidden_act": "gelu",
+        "layer_norm_eps": meta.number("{}.attention.layer_norm_epsilon"),
+        "type_vocab_size": meta.size("tokenizer.ggml.token_type_count", 1),
+    }
+    pooler, head = (tensors.get(f"{name}.weight") for name in ("cls", "cls.output"))
+    if pooler is None and head is None:
+        return config
+    if pooler is None or head is None:
+        raise ConfigError(
+            "the GGUF file holds half of its classifier (cls, cls.output): llama.cpp leaves BERT's pooler out"
+        )
+    labels = meta.get("{}.classifier.output_labels")
+    return {
+        **config,
+        "architectures": ["BertForSequenceClassification"],
+        "num_labels": head.shape[0],
+        "id2label": {str(i): label for i, label in enumerate(labels)} if isinstance(labels, list) else None,
+    }
+
+
 def _routing(normalise: bool) -> Settings:
     def settings(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
         def outputs(name: str) -> int | None:
@@ -298,5 +345,12 @@ FAMILIES = {
     "smollm3": Family(model_type="smollm3", permuted=True),
     "gpt-oss": Family(model_type="gpt_oss", names=_WITH_SINKS, settings=_gpt_oss),
     "deepseek2": Family(model_type="deepseek_v2", names=_BESIDE_SHARED, settings=_deepseek),
+    "bert": Family(
+        model_type="bert",
+        names=_OF_BERT,
+        layers="encoder.layer",
+        outer=_AROUND_BERT,
+        settings=_bert,
+    ),
 }
 """GGUF architecture -> what it is."""

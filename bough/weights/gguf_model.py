@@ -17,17 +17,16 @@ import numpy as np
 import torch
 
 from bough.base.errors import ConfigError
+from bough.base.params import Pooling
 from bough.weights.gguf import GgufFile
 from bough.weights.gguf_families import IN_LAYER, Family, family_of
 from bough.weights.gguf_metadata import Metadata
 
 _ROPE_FACTORS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
+_POOLINGS: tuple[Pooling | None, ...] = (None, "mean", "first", "last", None)
+"""As files number them: not told, of the tokens' hidden states, and what a classifier gives scores of."""
+
 _BY_HEAD = "attn_k_b", "attn_v_b"
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
@@ -67,12 +66,13 @@ def parameters_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, S
     for name, info in file.tensors.items():
         if name in (_ROPE_FACTORS, _LONG, _SHORT):
             continue
-        ours = _OUTER.get(name)
+        stem, _, end = name.rpartition(".")
+        ours = f"{family.outer[stem]}.{end}" if stem in family.outer else None
         match = _LAYER_NAME.fullmatch(name)
         if match and f"{match[2]}.{match[3]}" in in_layer:
-            ours = f"model.layers.{match[1]}.{in_layer[f'{match[2]}.{match[3]}']}"
+            ours = f"{family.layers}.{match[1]}.{in_layer[f'{match[2]}.{match[3]}']}"
         elif match and match[2] in in_layer:
-            ours = f"model.layers.{match[1]}.{in_layer[match[2]]}.{match[3]}"
+            ours = f"{family.layers}.{match[1]}.{in_layer[match[2]]}.{match[3]}"
         elif match and match[2] in _BY_HEAD and "attn_kv_b" in in_layer:
             found |= _by_head(file, match[1], in_layer["attn_kv_b"])
             continue
@@ -239,6 +239,14 @@ def generation_config_of(meta: Metadata, n_tokens: int) -> dict[str, Any]:
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
         "pad_token_id": meta.token("padding", n_tokens),
     }
+
+
+def pooling_of(meta: Metadata) -> Pooling | None:
+    """How embeddings are made of hidden states, where the file tells; ConfigError for a way that is not supported."""
+    number = meta.size("{}.pooling_type", 0)
+    if number >= len(_POOLINGS):
+        raise ConfigError(f"GGUF metadata: pooling of type {number} is not supported")
+    return _POOLINGS[number]
 
 
 def tokenizer_of(file: GgufFile) -> dict[str, Any]:

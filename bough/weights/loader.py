@@ -26,6 +26,7 @@ from bough.weights.gguf_model import (
     generation_config_of,
     join_heads,
     parameters_of,
+    pooling_of,
     restore_rows,
     tokenizer_of,
 )
@@ -83,13 +84,13 @@ class GgufCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.pooling: Pooling | None = None
         self._file = GgufFile(path)
         self._decoded: set[str] = set()
         try:
             meta, family = describe(self._file)
             self._stored = parameters_of(self._file, meta, family)
             self.config = config_of(self._file, meta, family)
+            self.pooling = pooling_of(meta)
             self.generation_config = generation_config_of(meta, self.config["vocab_size"])
             self.tokenizer_source: TokenizerSource = tokenizer_of(self._file)
         except ConfigError:

@@ -211,6 +211,8 @@ def test_forced_tokens_cost_no_steps(model: Path) -> None:
         try:
             run(core, [request])
             told, steps = run(core, [request])
+            # What is forced is in the cache, too, and none of the prompt.
+            assert core.scheduler.stats().cached_tokens == 1
         finally:
             core.close()
         assert steps <= 3 < len(told["r"].tokens) / 8

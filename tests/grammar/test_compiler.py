@@ -16,6 +16,8 @@ from bough.grammar.base import Template
 from bough.grammar.compiler import GrammarCompiler
 from tests.sim.grammar import FakeBackend, constraint
 
+WIDE = {"properties": dict.fromkeys(map(str, range(2000)), {})}
+
 
 @dataclass
 class Job:
@@ -130,7 +132,7 @@ def test_rules_that_are_many_or_circular_are_no_chain() -> None:
         (Constraint(kind="choice", text=str(["a"] * 30_000).replace("'", '"')), "choice has 30000"),
         (Constraint(kind="json_schema", text=f'{{"enum": {list(range(30_000))}}}'), "enum has 30000"),
         (
-            Constraint(kind="json_schema", text=json.dumps({"properties": dict.fromkeys(map(str, range(2000)), {})})),
+            Constraint(kind="json_schema", text=json.dumps(WIDE)),
             "properties has 2000",
         ),
         (Constraint(kind="json_schema", text='{"items": {"minItems": 5000}}'), "minItems is 5000"),
@@ -146,6 +148,18 @@ def test_rules_that_are_many_or_circular_are_no_chain() -> None:
             "structures has 300",
         ),
         (Constraint(kind="grammar", text=chain(300)), "more than 200 deep"),
+        (Constraint(kind="grammar", text='start: a b\na: %json {}\nb: %json\n {"minItems": 9999}'), "minItems is 9999"),
+        (Constraint(kind="grammar", text=f"start: %json {json.dumps(WIDE)}"), "properties has 2000"),
+        (
+            Constraint(
+                kind="structural_tag",
+                text=json.dumps({
+                    "triggers": ["<"],
+                    "structures": [{"begin": "<", "grammar": f"start: %json {json.dumps(WIDE)}", "end": ">"}],
+                }),
+            ),
+            "properties has 2000",
+        ),
         (Constraint(kind="grammar", text="\n".join(f'r{i} ::= "a"' for i in range(600))), "EBNF has 600"),
     ],
 )  # fmt: skip

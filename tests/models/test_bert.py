@@ -33,10 +33,11 @@ def make_tiny_bert(folder: Path, *, classifies: bool = False, **changes: Any) ->
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
-        max_position_embeddings=96, initializer_range=0.3, **changes,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 96, "initializer_range": 0.3,
+    }  # fmt: skip
+    config = BertConfig(**{**sizes, **changes})
     (BertForSequenceClassification if classifies else BertModel)(config).eval().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder

@@ -47,7 +47,8 @@ SAYABLE = {
 
 
 def test_every_architecture_is_tried() -> None:
-    assert {ARCHITECTURES[case.model_type] for case in SAYABLE.values()} == set(FAMILIES)
+    tried = {ARCHITECTURES[case.model_type] for case in SAYABLE.values()}
+    assert tried == set(FAMILIES) - {"bert"}  # which generates nothing: test_bert_gguf.py
     assert {MIXTRAL.model_type, DEEPSEEK_V3.model_type} <= {case.model_type for case in SAYABLE.values()}
 
 

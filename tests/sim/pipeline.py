@@ -117,7 +117,8 @@ class Pipeline:
         rids = [self._rid_of(row) for row in plan.rows.tolist()]
         for init in plan.admitted:
             rid = self._rid_of(init.row)
-            self.cached_len.setdefault(rid, len(init.prefix_locs))
+            # Forced tokens may come from the cache, too; they and a prompt's last token are not counted.
+            self.cached_len.setdefault(rid, min(len(init.prefix_locs), init.n_prompt - 1))
             self.admissions[rid] = self.admissions.get(rid, 0) + 1
         step = Step(self, self.late.forward(plan), rids, digest(plan))
         self.launches += 1

@@ -229,7 +229,8 @@ def test_styles_cut_where_their_models_do(style: str, text: str, words: list[str
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "'bert' is not supported"),
+        ({"model": "rwkv"}, "'rwkv' is not supported"),
+        ({"model": "bert"}, r"no \[CLS\]|no \[SEP\]"),
         ({"model": "gpt2", "pre": "mystery"}, "'mystery' is not known"),
         ({"scores": np.zeros(3)}, "scores do not match"),
         ({"token_type": [1]}, "types do not match"),
