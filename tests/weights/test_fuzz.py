@@ -126,9 +126,9 @@ def test_gguf(gguf_path: Path, tmp_path: Path, examples: int) -> None:
     run(lambda changes: check_gguf(content, tmp_path / "m.gguf", changes), examples)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sorted(set(FAMILIES) - {"bert"}))
 def family_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of each architecture."""
+    """A file of each architecture that generates."""
     folder = tmp_path_factory.mktemp("family")
     make_checkpoint(next(c for c in SAYABLE.values() if ARCHITECTURES[c.model_type] == request.param), folder)
     write(folder, folder / "m.gguf")
