@@ -18,7 +18,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.masking_utils import AttentionMaskInterface
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import AttentionInterface
 
 from bough.base.errors import ConfigError
@@ -96,18 +96,26 @@ class TransformersModel:
             raise ConfigError(f"adapters of {model_type} models are not supported: there is no model file")
         self._model = _built(config, context.dtype)
         _read_parameters(self._model, context)
+        for module in self._model.modules():
+            _freeze_rotary(module, n_positions, context.device)
         self._base = self._model.base_model
         self._n_positions = n_positions
         self._attending = [module for module in self._base.modules() if hasattr(module, "layer_idx")]
         text = self._model.config.get_text_config()
         self.vocab_size = min(n_ids, int(text.vocab_size))
-        specs = self._caches(text, context.device)
+        self._hidden = _Given()
+        try:
+            specs = self._probed(text, context.device)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the model's code raises
+            raise ConfigError(
+                f"{model_type} models do not run as transformers {transformers.__version__} has them, with attention "
+                f"of others: {type(error).__name__}: {error}"
+            ) from error
         self.kv_shape = KVShape(specs, context.dtype)
         self._pooled = PooledAttention(context.attention, specs)
         self._use(self._pooled)
-        # What is left of the model makes logits of hidden states, with the scales and bounds that are its own.
-        self._hidden = _Given()
-        setattr(self._model, self._model.base_model_prefix, self._hidden)
 
     def _use(self, attention: Any) -> None:
         for module in self._attending:
@@ -119,13 +127,16 @@ class TransformersModel:
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def _caches(self, text: Any, device: torch.device) -> tuple[CacheSpec, ...]:
-        """What each layer keeps, found by running one token through the model."""
+    def _probed(self, text: Any, device: torch.device) -> tuple[CacheSpec, ...]:
+        """What each layer keeps, found by running one token through the model, its head included."""
         kinds = getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers
         probe = _Probe()
         self._use(probe)
         zero = torch.zeros(1, dtype=torch.int32, device=device)
-        self._run(zero, zero)
+        hidden = self._run(zero, zero)
+        # What is left of the model makes logits of hidden states, with the scales and bounds that are its own.
+        setattr(self._model, self._model.base_model_prefix, self._hidden)
+        self.logits(hidden)
         specs = [probe.specs.get(i) for i in range(len(kinds))]
         found = []
         for kind, spec in zip(kinds, specs):
@@ -160,6 +171,25 @@ def _read_parameters(model: Any, context: LayerContext) -> None:
     context.check_all_read(lambda name: name in again or name.endswith("inv_freq"))
 
 
+def _freeze_rotary(module: Any, n_positions: int, device: torch.device) -> None:
+    """Let the frequencies of a rotary embedding be those of the context that is served.
+
+    Those of the types dynamic and longrope follow the largest position of a call in transformers, so that what a key is
+    would depend on the company that it was computed in. ConfigError where there is more to it.
+    """
+    kind = getattr(module, "rope_type", None)
+    kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
+    if not kinds & {"dynamic", "longrope"}:
+        return
+    ends, x = torch.tensor([[0, n_positions - 1]], device=device), torch.zeros(1, 2, 1, device=device)
+    if isinstance(kind, str):
+        whole = module(x, ends)
+        module.rope_type = "default"
+        if all(torch.equal(a[:, :1], b) for a, b in zip(whole, module(x[:, :1], ends[:, :1]))):
+            return
+    raise ConfigError(f"rotary embeddings of the type {kind!r} are not supported without a model file")
+
+
 class _Given(torch.nn.Module):
     """In the place of a model's layers: what they gave."""
 
@@ -167,8 +197,13 @@ class _Given(torch.nn.Module):
         super().__init__()
         self.states = torch.empty(0)
 
+    @property
+    def decoder(self) -> _Given:
+        """For heads that ask a part of the model."""
+        return self
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return BaseModelOutputWithPast(last_hidden_state=self.states)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
 
 
 class _Probe:
@@ -178,6 +213,8 @@ class _Probe:
         self.specs: dict[int, CacheSpec] = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+        if layer in self.specs:
+            raise ConfigError("layers that attend more than once are not supported without a model file")
         if k.shape != v.shape or q.shape[3] != k.shape[3]:
             raise ConfigError("keys and values of different sizes are not supported without a model file")
         self.specs[layer] = CacheSpec(k.shape[1], k.shape[3], v.shape[3], scoring.window)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,27 @@ WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
 
-_UNSUPPORTED = ("use_dora", "modules_to_save", "lora_bias", "layer_replication", "trainable_token_indices")
+_READ = frozenset(("peft_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "use_rslora"))
+
+_NO_MATTER = frozenset((
+    # The tensors tell it.
+    "r", "rank_pattern", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    # Where it comes from.
+    "task_type", "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode",
+    # Of training, of how weights lie, and of what another setting switches on.
+    "lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config", "fan_in_fan_out",
+    "megatron_core", "megatron_config", "qalora_group_size",
+))  # fmt: skip
+"""Settings that change nothing of what an adapter computes from its tensors."""
+
+_KEEP_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Initial values of an adapter that leave the weights of its model as they are."""
+
+_PATTERN_MEMORY = 1 << 20
+"""Bytes for a compiled pattern."""
+
+Patterns = Sequence[tuple[Any, Any]]
+"""Compiled patterns of names, and their values."""
 
 
 def read_adapter(folder: Path) -> dict[str, LowRank]:
@@ -29,11 +50,13 @@ def read_adapter(folder: Path) -> dict[str, LowRank]:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(f"{folder}: adapters of type {kind!r} are not supported; LORA is")
-    for name in _UNSUPPORTED:
-        if config.get(name):
+    for name, value in config.items():
+        if value and name not in _READ | _NO_MATTER:
             raise ConfigError(f"{folder}: {name} is not supported in an adapter")
     if config.get("bias", "none") != "none":
         raise ConfigError(f"{folder}: an adapter with biases is not supported")
+    if (initial := config.get("init_lora_weights")) not in _KEEP_BASE:
+        raise ConfigError(f"{folder}: an adapter of other weights than its model's ({initial}) is not supported")
     path = folder / WEIGHTS
     if not path.is_file():
         raise ConfigError(f"{folder} has no {WEIGHTS}. {refusal(sorted(p.name for p in folder.iterdir()))}")
@@ -51,6 +74,7 @@ def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> 
         if match is None or len(stored.shape) != 2 or not stored.dtype.is_floating_point:
             raise ConfigError(f"{folder}: {name!r} is no factor of a linear layer's update")
         names.setdefault(match["module"], {})[match["factor"]] = name
+    alphas = _patterns(config, "alpha_pattern", folder)
     found = {}
     for module, factors in names.items():
         if len(factors) != 2:
@@ -58,21 +82,33 @@ def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> 
         a, b = file.tensor(factors["A"]), file.tensor(factors["B"])
         if not len(a) or b.shape[1] != len(a):
             raise ConfigError(f"{folder}: the factors of {module!r} have shapes {list(a.shape)} and {list(b.shape)}")
-        found[module] = LowRank(a, b, _scale(config, module, len(a), folder))
+        found[module] = LowRank(a, b, _scale(config, alphas, module, len(a), folder))
     return found
 
 
-def _scale(config: Mapping[str, Any], module: str, rank: int, folder: Path) -> float:
+def _scale(config: Mapping[str, Any], alphas: Patterns, module: str, rank: int, folder: Path) -> float:
     """``alpha / rank``, or over its root with rank-stabilised adapters (Kalajdzievski 2023)."""
-    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha", rank))
+    default = config.get("lora_alpha", rank)
+    alpha = next((alpha for pattern, alpha in alphas if pattern.fullmatch(module)), default)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ConfigError(f"{folder}: lora_alpha is {alpha!r} and no number")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
-def _pattern(patterns: Any, module: str, default: Any) -> Any:
-    """The value of the first key of ``patterns`` that names ``module`` or the end of its name, as in PEFT."""
-    for key, value in patterns.items() if isinstance(patterns, dict) else ():
-        if module == key.lstrip("^") or module.endswith(f".{key}"):
-            return value
-    return default
+def _patterns(config: Mapping[str, Any], name: str, folder: Path) -> Patterns:
+    """The setting ``name`` by regular expressions, the first of which counts that matches a module or its name's end.
+
+    As in PEFT, but in linear time (RE2): nobody's file holds up the engine.
+    """
+    given = config.get(name) or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{folder}: {name} is no object")
+    if not given:
+        return ()
+    re2: Any = importlib.import_module("re2")
+    options = re2.Options()
+    options.max_mem, options.log_errors, options.never_capture = _PATTERN_MEMORY, False, True
+    try:
+        return [(re2.compile(rf"(.*\.)?({key})", options), value) for key, value in given.items()]
+    except (re2.error, UnicodeEncodeError) as error:
+        raise ConfigError(f"{folder}: {name} has a key that is no regular expression of RE2") from error

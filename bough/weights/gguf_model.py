@@ -81,6 +81,8 @@ def parameters_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, S
         if "{}" in ours:
             if len(info.shape) != (3 if ours.endswith(".weight") else 2):
                 raise ConfigError(f"{file.path}: {name!r} is not one parameter for each expert")
+            if info.shape[0] != (n_experts := meta.size("{}.expert_count")):
+                raise ConfigError(f"{file.path}: {name!r} holds {info.shape[0]} experts of {n_experts}")
             found |= {ours.format(e): Stored(name, e) for e in range(info.shape[0])}
             continue
         offset = family.norm_offset if ours.endswith("norm.weight") else 0.0
@@ -134,6 +136,9 @@ def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise ConfigError(f"{file.path}: there is no embedding matrix (token_embd.weight)")
+    n_layers = meta.size("{}.block_count")
+    if n_layers > len(file.tensors):  # before anything of that many is made
+        raise ConfigError(f"{file.path}: {n_layers} layers cannot be made of {len(file.tensors)} tensors")
     heads = meta.size("{}.attention.head_count")
     hidden = meta.size("{}.embedding_length")
     head_dim, rotated = _head_sizes(file, meta, family)
@@ -141,7 +146,7 @@ def config_of(file: GgufFile, meta: Metadata, family: Family) -> dict[str, Any]:
     return {
         "model_type": family.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": meta.size("{}.block_count"),
+        "num_hidden_layers": n_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": meta.size("{}.attention.head_count_kv", heads),
         "head_dim": head_dim,

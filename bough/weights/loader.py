@@ -37,6 +37,10 @@ from bough.weights.safetensors import open_folder, read_json
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+_DEPTHS = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+_MOST_LAYERS = 1 << 12
+"""Of a model without parameters."""
+
 #: A folder with tokenizer files, or the ``tokenizer.*`` metadata of a GGUF file as plain data.
 TokenizerSource = Path | dict[str, Any]
 
@@ -141,6 +145,7 @@ class FolderCheckpoint:
         self._told = False
         headed = any(name.endswith("lm_head.weight") for name in self._files)
         self.config = _plain_config(config, not weights or headed)
+        _check_depth(path, self.config, len(self._names) if weights else _MOST_LAYERS)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
@@ -212,11 +217,20 @@ def _pooling(folder: Path) -> Pooling | None:
     return known[modes[0]]
 
 
+def _check_depth(folder: Path, config: dict[str, Any], most: int) -> None:
+    """ConfigError for more layers than there are parameters, before anything of that many is made."""
+    for name in _DEPTHS:
+        depth = config.get(name)
+        if isinstance(depth, int | float) and depth > most:
+            raise ConfigError(f"{folder}: the config's {name!r} is {depth}; its parameters suffice for at most {most}")
+
+
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     """``config`` in one spelling, whichever release of transformers wrote it.
 
-    New files keep theta and scaling together in ``rope_parameters``; old scalings say ``type``. Where they differ
-    between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a ``text_config``.
+    New files keep theta, scaling and how much of a head rotates together in ``rope_parameters``; old scalings say
+    ``type``. Where they differ between the kinds of layers, ``rope_parameters`` stays. Models of more than text have a
+    ``text_config``.
     """
     text = config.get("text_config")
     plain = {**config, **text, "model_type": config.get("model_type")} if isinstance(text, dict) else dict(config)
@@ -228,8 +242,7 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
     scaling = plain.get("rope_scaling")
     if isinstance(together, dict):
         scaling = {key: value for key, value in together.items() if key != "rope_theta"}
-        if "rope_theta" in together:
-            plain["rope_theta"] = together["rope_theta"]
+        plain |= {key: together[key] for key in ("rope_theta", "partial_rotary_factor") if key in together}
     if isinstance(scaling, dict):
         scaling = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
     if not isinstance(scaling, dict) or scaling.get("rope_type", "default") == "default":

@@ -43,6 +43,7 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 500.0, "short_factor": [1.0 + i / 9 for i in range(6)],
     "long_factor": [2.0 + i for i in range(6)], "original_max_position_embeddings": 64, "partial_rotary_factor": 0.75,
 }  # fmt: skip
+HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
@@ -86,6 +87,7 @@ CASES = {
         "image_token_index": 96,
     }),
     "phi3": Case("phi3", {"sliding_window": 33}),
+    "phi3-half": Case("phi3", {"rope_parameters": HALF}),
     "phi3-longrope": Case("phi3", {"rope_parameters": LONGROPE}),
     "granite": Case("granite", {
         "embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.4, "logits_scaling": 2.0,
@@ -95,6 +97,7 @@ CASES = {
     "olmoe": Case("olmoe", OLMOE, 0.2),
     "olmoe-clip": Case("olmoe", {**OLMOE, "norm_topk_prob": True, "clip_qkv": 0.9, "attention_bias": True}, 0.2),
     "glm4": Case("glm4", {"head_dim": 32}),
+    "glm4-whole": Case("glm4", {"head_dim": 32, "rope_parameters": {**HALF, "partial_rotary_factor": 1.0}}),
     "cohere2": Case("cohere2", {"sliding_window": 12, "num_hidden_layers": 4, "logit_scale": 0.3}),
     "seed_oss": Case("seed_oss", {"head_dim": 32}),
     "seed_oss-biases": Case("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),

@@ -13,13 +13,18 @@ import torch
 from bough.base.errors import ConfigError
 from bough.models.registry import MODELS
 from tests.driving import make_driver
-from tests.models.parity import WHOLE, Case, check, distance, ids_of, make_checkpoint
+from tests.models.parity import HALF, LONGROPE, WHOLE, Case, check, distance, ids_of, make_checkpoint
 
 CASES = {
     "starcoder2": Case("starcoder2", {"sliding_window": 20, "use_bias": True}),
     "olmo3": Case("olmo3", {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2,
                             "num_hidden_layers": 4, "rms_norm_eps": 1e-5}),
     "cohere": Case("cohere", {"logit_scale": 0.3}),
+    "gpt2": Case("gpt2", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "opt": Case("opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "gpt_bigcode": Case("gpt_bigcode", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "biogpt": Case("biogpt"),
+    "stablelm": Case("stablelm", {"rope_parameters": HALF}),
 }  # fmt: skip
 
 
@@ -47,10 +52,33 @@ def test_logits_equal_transformers(name: str, tmp_path: Path, caplog: pytest.Log
         assert distance(seq, model) < 6e-2
 
 
+ROTARIES = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0},
+    "longrope": {**LONGROPE, "short_factor": [1.0 + i / 9 for i in range(8)], "long_factor": [2.0, *range(3, 10)],
+                 "original_max_position_embeddings": 32, "partial_rotary_factor": 1.0, "factor": 8.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ROTARIES)
+def test_an_answer_does_not_depend_on_its_company(kind: str, tmp_path: Path) -> None:
+    """Where transformers takes other frequencies once any position of a call is large."""
+    options = {"rope_parameters": ROTARIES[kind], "max_position_embeddings": 32 if kind == "dynamic" else 256}
+    make_checkpoint(Case("starcoder2", options), tmp_path)
+    outcomes = []
+    for company in (0, 60):
+        driver = make_driver(tmp_path, kernels="auto")
+        others = [driver.add(1, ids_of(1, company), WHOLE)] if company else []
+        seq = driver.add(0, ids_of(2, 20), WHOLE)
+        driver.run([*others, seq], 8)
+        outcomes.append(torch.tensor([[value for _, value in e.asked] for e in (*seq.prompt_logprobs, *seq.logprobs)]))
+    torch.testing.assert_close(*outcomes, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [("bloom", {"n_layer": 1, "hidden_size": 32, "n_head": 2}), ("mamba", {"num_hidden_layers": 1, "hidden_size": 32}),
-     ("nothing", {})],
+     ("diffllama", {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}),
+     ("mpt", {"d_model": 32, "n_heads": 2, "n_layers": 1}), ("nothing", {})],
 )  # fmt: skip
 def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tmp_path: Path) -> None:
     """Layers that attend in another way than through transformers' interface, or do not attend."""
@@ -63,5 +91,5 @@ def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tm
     else:
         made = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, vocab_size=97, **options))
         made.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="not supported|cannot build"):
+    with pytest.raises(ConfigError, match="not supported|cannot build|do not run"):
         make_driver(tmp_path)

@@ -31,7 +31,12 @@ def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config
 @pytest.mark.parametrize(
     ("config", "scale"),
     [({}, 2.0), ({"use_rslora": True}, 4.0), ({"alpha_pattern": {"q_proj": 4}}, 1.0),
-     ({"alpha_pattern": {"k_proj": 4}}, 2.0), ({"lora_alpha": 1.5}, 0.375), ({"bias": "none"}, 2.0)],
+     ({"alpha_pattern": {"k_proj": 4}}, 2.0), ({"alpha_pattern": {r"layers\.\d+\.self_attn\.[qk]_proj": 4}}, 1.0),
+     ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 4}}, 1.0), ({"alpha_pattern": {"v_proj|q_proj": 4}}, 1.0),
+     ({"alpha_pattern": {"^layers.0.self_attn.q_proj": 4, "_proj": 4, "q": 4}}, 2.0),
+     ({"alpha_pattern": {".*q_proj": 12, "q_proj": 4}}, 3.0), ({"alpha_pattern": {r"(\w+\.?)*x": 4}}, 2.0),
+     ({"rank_pattern": {"q_proj": 4}, "r": 8, "megatron_core": "megatron.core", "use_dora": False}, 2.0),
+     ({"init_lora_weights": "gaussian"}, 2.0), ({"lora_alpha": 1.5}, 0.375), ({"bias": "none"}, 2.0)],
 )  # fmt: skip
 def test_the_scale_is_that_of_peft(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     (name, update), = read_adapter(write(tmp_path, **config)).items()  # fmt: skip
@@ -42,6 +47,10 @@ def test_the_scale_is_that_of_peft(tmp_path: Path, config: dict[str, Any], scale
 @pytest.mark.parametrize(
     ("config", "match"),
     [({"peft_type": "IA3"}, "IA3"), ({"use_dora": True}, "use_dora"), ({"modules_to_save": ["lm_head"]}, "modules_to_"),
+     ({"alora_invocation_tokens": [1]}, "alora_inv"), ({"use_qalora": True}, "use_qalora"),
+     ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"), ({"of_tomorrow": 1}, "of_tomorrow"),
+     ({"init_lora_weights": "pissa"}, "pissa"), ({"init_lora_weights": ["x"]}, "other weights"),
+     ({"alpha_pattern": {"(": 1}}, "RE2"), ({"alpha_pattern": {"\udc80": 1}}, "RE2"), ({"alpha_pattern": ["q"]}, "no"),
      ({"bias": "all"}, "biases"), ({"lora_alpha": "x"}, "lora_alpha"), ({"lora_alpha": True}, "lora_alpha")],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(tmp_path: Path, config: dict[str, Any], match: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from collections.abc import Callable
@@ -14,7 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bough.base.errors import ConfigError
+from bough.weights.gguf import GgufFile
+from bough.weights.gguf_families import FAMILIES
 from bough.weights.loader import open_checkpoint
+from tests.models.convert import ARCHITECTURES, write
+from tests.models.parity import make_checkpoint
+from tests.models.test_gguf import SAYABLE
 
 # (kind of change, where as a fraction of 2**32, what)
 Edit = tuple[str, int, int]
@@ -77,7 +83,7 @@ def read_everything(path: Path) -> bool:
 
 
 def check_gguf(content: bytes, path: Path, changes: list[Edit]) -> None:
-    path.write_bytes(damaged(content, changes, 2600))
+    path.write_bytes(damaged(content, changes, content.find(b"blk.1.")))
     read_everything(path)
 
 
@@ -118,6 +124,44 @@ def test_gguf(gguf_path: Path, tmp_path: Path, examples: int) -> None:
     content = gguf_path.read_bytes()
     assert read_everything(gguf_path)
     run(lambda changes: check_gguf(content, tmp_path / "m.gguf", changes), examples)
+
+
+@pytest.fixture(scope="module", params=sorted(set(FAMILIES) - {"bert"}))
+def family_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each architecture that generates."""
+    folder = tmp_path_factory.mktemp("family")
+    make_checkpoint(next(c for c in SAYABLE.values() if ARCHITECTURES[c.model_type] == request.param), folder)
+    write(folder, folder / "m.gguf")
+    return folder / "m.gguf"
+
+
+@pytest.mark.parametrize("examples", [60, pytest.param(4000, marks=pytest.mark.slow)])
+def test_gguf_of_every_family(family_path: Path, tmp_path: Path, examples: int) -> None:
+    content = family_path.read_bytes()
+    assert read_everything(family_path)
+    run(lambda changes: check_gguf(content, tmp_path / "m.gguf", changes), examples)
+
+
+def test_no_number_of_a_gguf_file_is_trusted(family_path: Path, tmp_path: Path) -> None:
+    content, damage = family_path.read_bytes(), tmp_path / "m.gguf"
+    with GgufFile(family_path) as file:
+        keys = [key.encode() for key, value in file.metadata.items() if type(value) is int]
+    for key in keys:
+        at = content.index(key) + len(key)
+        for number in (0, 1 << 20, (1 << 31) - 1, (1 << 32) - 1):
+            damage.write_bytes(content[: at + 4] + struct.pack("<I", number) + content[at + 8 :])
+            fits = read_everything(damage)
+            assert not (fits and number and key.endswith(b".block_count"))
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**11, 1e30])
+def test_no_number_of_layers_is_trusted(folder: Path, tmp_path: Path, layers: float) -> None:
+    config = (folder / "config.json").read_text()
+    (tmp_path / "config.json").write_text(re.sub(r'("num_hidden_layers": )\d+', rf"\g<1>{layers}", config))
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    for weights in (True, False):
+        with pytest.raises(ConfigError, match="num_hidden_layers"):
+            open_checkpoint(tmp_path, weights)
 
 
 @pytest.mark.parametrize("examples", QUICK_AND_LONG)
