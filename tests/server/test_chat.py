@@ -199,7 +199,7 @@ def test_prompt_logprobs(http: httpx.Client) -> None:
     ({"messages": HELLO, "n": 0}, "n"),
     ({"messages": HELLO, "temperature": -1}, "temperature"),
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),
-    ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "logprobs"),
+    ({"messages": HELLO, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"messages": HELLO, "logit_bias": {"99999": 1}}, "logit_bias"),
     ({"messages": HELLO, "response_format": {"type": "xml"}}, "response_format"),
     ({"messages": HELLO, "regex": ""}, "regex"),
