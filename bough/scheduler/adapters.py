@@ -284,7 +284,9 @@ class Adapters:
         entry.place, entry.state = NO_ADAPTER, State.KNOWN
 
     def check(self) -> None:
-        """Assert that every user's place holds its adapter and version."""
+        """Assert that every user's place holds its adapter and version, and that pinned adapters stay."""
+        for entry in self._known.values():
+            assert entry.state is State.READY or not (entry.pinned and entry.version)
         for place, entry in enumerate(self._places):
             if entry is None:
                 continue
