@@ -285,8 +285,8 @@ class Adapters:
 
     def check(self) -> None:
         """Assert that every user's place holds its adapter and version, and that pinned adapters stay."""
-        for entry in self._known.values():
-            assert entry.state is State.READY or not (entry.pinned and entry.version)
+        pinned = [entry for entry in self._known.values() if entry.pinned and entry.version]
+        assert all(entry.state is State.READY for entry in pinned)
         for place, entry in enumerate(self._places):
             if entry is None:
                 continue
