@@ -284,7 +284,9 @@ class Adapters:
         entry.place, entry.state = NO_ADAPTER, State.KNOWN
 
     def check(self) -> None:
-        """Assert that every user's place holds its adapter and version."""
+        """Assert that every user's place holds its adapter and version, and that pinned adapters stay."""
+        pinned = [entry for entry in self._known.values() if entry.pinned and entry.version]
+        assert all(entry.state is State.READY for entry in pinned)
         for place, entry in enumerate(self._places):
             if entry is None:
                 continue

@@ -10,9 +10,9 @@ from functools import cache
 
 import pytest
 
-from .planted import BUGS, BY_NAME, Bug, planted
+from .planted import ADAPTERS, BUGS, BY_NAME, Bug, planted
 from .replay import Failure, failure
-from .script import Script, write
+from .script import Script, storm, write
 
 FAST_SEEDS, SLOW_SEEDS = 200, 1500
 SUBTLE = ("truncate_frees_used_page", "undo_forgotten")
@@ -51,6 +51,12 @@ def test_planted_bugs_are_caught() -> None:
     bugs = [bug for bug in BUGS if bug.name not in SUBTLE]
     assert len(bugs) >= 40
     hunt(bugs, FAST_SEEDS)
+
+
+@pytest.mark.parametrize("bug", ADAPTERS, ids=lambda bug: bug.name)
+def test_planted_bugs_of_adapters_are_caught(bug: Bug) -> None:
+    with planted(bug):
+        assert any(failure(storm(seed)) for seed in range(FAST_SEEDS))
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from .grammar import GRAMMAR
 from .mechanism import Bug as Bug
 from .mechanism import planted as planted
 from .programs import AHEAD, PROGRAMS
+from .scheduling import ADAPTERS as ADAPTERS
 from .scheduling import FAULTS, LATE, LIFE, ORDER
 
 BUGS: tuple[Bug, ...] = CACHE + POOL + LIFE + ORDER + FAULTS + GRAMMAR + SHARING + LATE + PROGRAMS + AHEAD + WINDOWS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bough.kv.radix import RadixTree
 from bough.scheduler import commit, policy
+from bough.scheduler.adapters import Adapters
 from bough.scheduler.commit import Committer
 from bough.scheduler.gates import GateSet
 from bough.scheduler.loop import Scheduler
@@ -451,6 +452,19 @@ FAULTS = (
         "for req in [r for r in self._reqs.values() if r.row >= 0]:",
     ),
 )
+
+
+ADAPTERS = (
+    simple(
+        "pinned_adapter_leaves",
+        "an adapter that an operator had pinned was evicted",
+        Adapters,
+        "_room",
+        "entry.state is State.READY and not entry.pinned",
+        "entry.state is State.READY",
+    ),
+)
+"""Of adapters; they are looked for in the storms."""
 
 
 LATE = (
