@@ -21,7 +21,7 @@ from benchmarks.gpu import checks, kernels, limits, serving, steps
 from benchmarks.gpu.clock import Budget, Stopwatch
 from benchmarks.gpu.limits import Limits
 from benchmarks.gpu.play import Engine, Features
-from benchmarks.gpu.report import GOALS, PREFILL_GOAL, markdown
+from benchmarks.gpu.report import GOALS, PREFILL_GOAL, STALLED_GOAL, WORTH_GOALS, markdown
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, TINY, Shape, write
 from bough.device.ops.triton.ops import TritonOps
 
@@ -129,7 +129,8 @@ def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row
         yield {"name": "start", "built_s": round(engine.built_seconds, 2)}
         for batch in batches:
             row = steps.decode(engine, shape, run.limits, batch, context, answer=answer)
-            yield {"name": f"decode, {batch} rows from {context}", **row, "goal": GOALS.get((shape.name, batch), "")}
+            goals = {"goal": GOALS.get((shape.name, batch), ""), "goal of overlap": STALLED_GOAL}
+            yield {"name": f"decode, {batch} rows from {context}", **row, **goals}
         for n in (20,) if run.tiny else (2048, 8192):
             row = steps.prefill(engine, shape, run.limits, n)
             yield {"name": f"prefill, {n} tokens", **row, "goal": PREFILL_GOAL}
@@ -148,7 +149,8 @@ def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> G
         yield {"name": name, **whole}
         for without in serving.WORTH[name]:
             asks = serving.asks(name, shape.vocab_size, run.tiny, seed)
-            yield {"name": f"{name}, {without}", **serving.summary(engine.play(asks, off[without]).figures(), whole)}
+            row = serving.summary(engine.play(asks, off[without]).figures(), whole)
+            yield {"name": f"{name}, {without}", **row, "goal": WORTH_GOALS.get((name, without), "")}
 
 
 def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Generator[Row, None, None]:

@@ -12,6 +12,11 @@ GOALS = {
 
 PREFILL_GOAL = 0.60
 
+STALLED_GOAL = "gpu_stalled under 0.02"
+
+WORTH_GOALS = {("rag", "no radix"): "worth 1.5", ("bestof", "no radix"): "worth 1.5"}
+"""Workload and the feature that it goes without -> what the feature is meant to be worth."""
+
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown of rows with the same keys, or fewer."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
+from bough.device.attention.base import AttentionBatch
+from bough.device.attention.paged import PagedAttention
+from bough.device.layers.context import LayerContext
 from bough.device.ops.cells import QuantizedCells
 from bough.models.base import CacheSpec, KVShape
+from bough.weights.loader import open_checkpoint
+from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import LONGEST, PoolSize, pool_size, window_need
+from tests.driving import device_parts
 
 PLAIN = KVShape((CacheSpec(1, 10, 10),) * 5, torch.int8)
 """140 bytes per token."""
@@ -81,3 +90,28 @@ def test_the_pool_has_the_bytes_it_says(dtype: torch.dtype) -> None:
         tensors += [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]
     assert sum(t.nbytes for t in tensors) == (50 + 1) * shape.bytes_per_token, "and the cell that is nobody's"
     assert pool.k[1].shape == (51, 2, 8) and pool.k[2].shape == (51, 3, 10)
+
+
+def test_the_largest_step_is_measured_and_its_memory_left(tiny_llama: Any) -> None:
+    class Counting(PagedAttention):
+        def plan(self, batch: AttentionBatch) -> None:
+            planned.append(len(batch.positions))
+            super().plan(batch)
+
+    def tokens(taken: int) -> int:
+        def peak(run: Callable[[], object]) -> int:
+            run()
+            return taken
+
+        source = open_checkpoint(folder)
+        context = LayerContext(source, ops, scheme, Counting(ops), dtype, device)
+        sizes = WorkerSizes(n_ids=97, context_length=64, n_rows=3, step_tokens=150)
+        built = build_worker(source.config, context, sizes, KVConfig(memory_share=0.5), lambda: 1 << 20, peak)
+        source.close()
+        return built.pool_tokens
+
+    folder, _ = tiny_llama()
+    ops, scheme, _, dtype, device = device_parts("reference", torch.float32)
+    planned: list[int] = []
+    assert tokens(1 << 19) == tokens(0) // 2 > 0
+    assert planned == [150, 150]
