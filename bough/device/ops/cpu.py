@@ -16,7 +16,7 @@ from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
-from bough.device.ops.rounded import RoundedRows
+from bough.device.ops.rounded import RoundsBehind
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
 
@@ -31,7 +31,7 @@ PANEL = 64
 """Outputs per panel of a packed linear weight; TILE of csrc/tile.h."""
 
 
-class CpuOps:
+class CpuOps(RoundsBehind):
     """:class:`bough.device.ops.registry.Ops` by the shared library.
 
     Uses as many threads as torch does. Attention with a head dimension that is not a multiple of 16 falls back to
@@ -80,18 +80,6 @@ class CpuOps:
 
     def gelu_mul(self, x: Tensor) -> Tensor:
         return _gated("gelu_mul", self._gelu_mul, x)
-
-    def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
-        return self._reference.round_rows(x, dtype)
-
-    def rms_norm_rounded(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-    ) -> RoundedRows:
-        normed = self.rms_norm(x, weight, eps) if residual is None else self.add_rms_norm(x, residual, weight, eps)
-        return self.round_rows(normed, dtype)
-
-    def gated_rounded(self, x: Tensor, gelu: bool, dtype: torch.dtype) -> RoundedRows:
-        return self.round_rows(self.gelu_mul(x) if gelu else self.silu_mul(x), dtype)
 
     def rope_kv_write(
         self,

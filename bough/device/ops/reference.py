@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from bough.device.ops import rounded, sampling
+from bough.device.ops import sampling
 from bough.device.ops.cells import Cells, read_cells, write_cells
 from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
 from bough.device.ops.groups import SharedGroups
@@ -22,7 +22,7 @@ from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.lora import DenseLora, LoraOp
 from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
-from bough.device.ops.rounded import RoundedRows
+from bough.device.ops.rounded import RoundsBehind
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 
@@ -35,7 +35,7 @@ ROWS = 16
 KEYS = 128
 
 
-class ReferenceOps:
+class ReferenceOps(RoundsBehind):
     """The specification of :class:`bough.device.ops.registry.Ops`."""
 
     name = "reference"
@@ -59,18 +59,6 @@ class ReferenceOps:
     def gelu_mul(self, x: Tensor) -> Tensor:
         gate, value = x.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * value
-
-    def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
-        return rounded.round_rows(x, dtype)
-
-    def rms_norm_rounded(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
-    ) -> RoundedRows:
-        normed = self.rms_norm(x, weight, eps) if residual is None else self.add_rms_norm(x, residual, weight, eps)
-        return self.round_rows(normed, dtype)
-
-    def gated_rounded(self, x: Tensor, gelu: bool, dtype: torch.dtype) -> RoundedRows:
-        return self.round_rows(self.gelu_mul(x) if gelu else self.silu_mul(x), dtype)
 
     def rope_kv_write(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -43,3 +44,26 @@ def round_rows(x: Tensor, dtype: torch.dtype) -> RoundedRows:
     scaled = wide / scale.where(top > 0, 1.0)
     data = scaled.round().nan_to_num(0.0) if dtype == torch.int8 else scaled
     return RoundedRows(data.to(dtype), scale.where(top.isfinite(), torch.nan), x.dtype)
+
+
+class _Unrounded(Protocol):
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+    def silu_mul(self, x: Tensor) -> Tensor: ...
+    def gelu_mul(self, x: Tensor) -> Tensor: ...
+
+
+class RoundsBehind:
+    """The ops of :class:`bough.device.ops.registry.Ops` that round, each behind the op that makes what is rounded."""
+
+    def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
+        return round_rows(x, dtype)
+
+    def rms_norm_rounded(
+        self: _Unrounded, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, dtype: torch.dtype
+    ) -> RoundedRows:
+        normed = self.rms_norm(x, weight, eps) if residual is None else self.add_rms_norm(x, residual, weight, eps)
+        return round_rows(normed, dtype)
+
+    def gated_rounded(self: _Unrounded, x: Tensor, gelu: bool, dtype: torch.dtype) -> RoundedRows:
+        return round_rows(self.gelu_mul(x) if gelu else self.silu_mul(x), dtype)
