@@ -75,6 +75,15 @@ def test_turns_and_branches_encode_what_is_new(counting: Counting) -> None:
     assert counting.encoded[-1] == len(turns[0])
 
 
+def test_an_edit_is_encoded_though_the_same_follows(counting: Counting) -> None:
+    memory = TextMemory(counting)
+    text = "The cat sat on the mat, and then it went for a walk. " * 400
+    memory.encode(text, add_special=False)
+    for at in range(8000, 8060):
+        edited = text[:at] + "Z" + text[at + 1 :]
+        assert memory.encode(edited, add_special=False) == counting.encode(edited, add_special=False)
+
+
 def test_what_was_used_longest_ago_is_forgotten(counting: Counting) -> None:
     memory = TextMemory(counting, most=55_000)
     first, second, third = (f"{name} text of some length. " * 1000 for name in ("one", "two", "three"))
