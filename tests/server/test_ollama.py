@@ -73,6 +73,17 @@ def test_stream_equals_the_whole(server: Running, client: ollama.Client) -> None
         assert parts[-1].done_reason == "stop" and parts[-1].eval_count == whole.eval_count
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_went_wrong_comes_with_the_reason(server: Running, stream: bool) -> None:
+    body = {"model": MODEL, "messages": ASK, "tools": [TOOL], "stream": stream}
+    server.client.answer_next = '<tool_call>\n{"name": "get_weather", "arguments": {"city": tru}}\n</tool_call>'
+    lines = httpx.post(f"{server.url}/api/chat", json=body).text.splitlines()
+    messages = [json.loads(line) for line in lines]
+    (call,) = [call for line in messages for call in line["message"].get("tool_calls", ())]
+    assert call["function"]["arguments"] == {"raw_arguments": '{"city": tru}'}
+    assert messages[-1]["parse_error"] == "the arguments are not a valid JSON object"
+
+
 def test_streams_are_lines_of_json(server: Running) -> None:
     answer = httpx.post(f"{server.url}/api/generate", json={"model": f"{MODEL}:latest", "prompt": "a"})
     assert answer.headers["content-type"] == "application/x-ndjson"

@@ -290,3 +290,23 @@ def test_top_logprobs_names_itself(http: httpx.Client) -> None:
     ):
         answer = http.post(f"/v1/{path}", json={**body, "top_logprobs": 21})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("item", [
+    {"type": "item_reference", "id": []}, {"type": "item_reference", "id": {}}, {"type": "item_reference"},
+    {"role": "user", "content": "x", "id": {}}, {"type": "function_call_output", "call_id": {}, "output": "x"},
+    {"type": "function_call", "call_id": [], "name": "f", "arguments": "{}"},
+    {"type": "reasoning", "summary": 5, "content": 5}, {"type": "reasoning", "content": True},
+    {"type": "reasoning", "summary": [], "content": -1}, {"type": [], "role": "user", "content": "x"},
+])  # fmt: skip
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_what_is_no_item_is_refused(http: httpx.Client, item: Any, truncation: str) -> None:
+    body = {"input": [item, {"role": "user", "content": "x"}], "truncation": truncation, "max_output_tokens": 1}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input", answer.text
+
+
+def test_a_reference_needs_no_type(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=4)
+    reference: Any = {"id": first.output[0].id}
+    client.responses.create(model=MODEL, previous_response_id=first.id, input=[reference], max_output_tokens=1)

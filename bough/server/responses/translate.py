@@ -42,14 +42,28 @@ def input_items(body: ResponsesRequest) -> list[Item]:
         raise InvalidRequest("input is empty", param="input")
     items = []
     for i, item in enumerate(body.input):
-        kind = item.get("type", "message" if "role" in item else None)
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference" if "id" in item else None
+        _check_item(item, f"input[{i}]")
         if kind == "message":
             items.append(_message(item))
         elif kind in ("function_call", "function_call_output", "reasoning", "item_reference"):
-            items.append({"id": new_id(f"{kind[:2]}_"), "status": "completed", **item})
+            items.append({"id": new_id(f"{kind[:2]}_"), "status": "completed", **item, "type": kind})
         else:
             raise InvalidRequest(f"input[{i}]: items of the type {str(kind)[:64]!r} are not supported", param="input")
     return items
+
+
+def _check_item(item: Item, where: str) -> None:
+    """Raises InvalidRequest for ids that are no texts, and for reasoning that is not in parts."""
+    for name in ("id", "call_id"):
+        if name in item and not isinstance(item[name], str):
+            raise InvalidRequest(f"{where}.{name} must be text", param="input")
+    if item.get("type") == "reasoning":
+        for name in ("summary", "content"):
+            if not isinstance(item.get(name), list | None):
+                raise InvalidRequest(f"{where}.{name} must be a list of parts", param="input")
 
 
 def _message(item: Item) -> Item:
@@ -83,7 +97,7 @@ def chat_request(body: ResponsesRequest, items: list[Item], rid: str) -> ChatReq
         fields["logprobs"], fields["top_logprobs"] = True, body.top_logprobs or 0
     if body.tools:
         fields["tools"] = [_tool(tool, i) for i, tool in enumerate(body.tools)]
-        fields["tool_choice"] = _tool_choice(body.tool_choice)
+    fields["tool_choice"] = _tool_choice(body.tool_choice)
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _response_format(body.text.format)
     if body.text is not None and body.text.verbosity is not None:
@@ -150,9 +164,17 @@ def _tool(tool: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """``choice`` with what it says of functions and of allowed tools an object of its own, as in chats."""
     if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        return _named(choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [_named(tool) for tool in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
+
+
+def _named(tool: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.get("name") if isinstance(tool, dict) else None}}
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:
