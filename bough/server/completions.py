@@ -139,7 +139,9 @@ def _check(body: CompletionRequest, service: Service) -> int:
     if best_of < n:
         raise InvalidRequest(f"best_of must be at least n, which is {n}, not {best_of}", param="best_of")
     if best_of > n and body.stream:
-        raise InvalidRequest("the best of several can only be chosen when all are there, not in a stream", param="best_of")
+        raise InvalidRequest(
+            "the best of several can only be chosen when all are there, not in a stream", param="best_of"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:

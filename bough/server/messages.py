@@ -47,7 +47,7 @@ def _normalise(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """``message`` with its calls checked and their arguments as objects, among them the single one of the older ``function_call``."""
+    """``message`` with its calls checked and their arguments as objects; that of the older ``function_call`` too."""
     if (old := message.get("function_call")) is not None:
         message = {key: value for key, value in message.items() if key != "function_call"}
         message["tool_calls"] = [{"id": "call_0", "type": "function", "function": old}]

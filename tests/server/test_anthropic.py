@@ -122,7 +122,9 @@ def test_stream_helper_equals_the_whole(server: Running, client: anthropic.Anthr
 
 
 @pytest.mark.parametrize("text", ['{"city": tru}}\n</tool_call>', '"hello"}\n</tool_call>', '{"city": "Par', "{}}"])
-def test_a_call_that_went_wrong_is_the_same_in_a_stream(server: Running, client: anthropic.Anthropic, text: str) -> None:
+def test_a_call_that_went_wrong_is_the_same_in_a_stream(
+    server: Running, client: anthropic.Anthropic, text: str
+) -> None:
     fields: Any = {"model": MODEL, "max_tokens": 2000, "messages": ASK, "tools": [TOOL]}
     answer = f'<tool_call>\n{{"name": "get_weather", "arguments": {text}'
     server.client.answer_next = answer

@@ -100,7 +100,8 @@ def test_usage_chunk(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize(("body", "param"), [
     ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"), ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
-    ({"prompt": "a", "best_of": 10**6}, "best_of"), ({"prompt": "a", "best_of": 0}, "best_of"), ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ({"prompt": "a", "best_of": 10**6}, "best_of"), ({"prompt": "a", "best_of": 0}, "best_of"),
+    ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": ["a", [1]]}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [99999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [2**40]}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
@@ -128,6 +129,8 @@ def test_best_of(http: httpx.Client, logprobs: int | None) -> None:
     assert [choice["text"] for choice in answer["choices"]] == ranked
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert [choice["logprobs"] is None for choice in answer["choices"]] == [logprobs is None] * 4
-    assert answer["usage"]["completion_tokens"] == every["usage"]["completion_tokens"]  # what was generated to be compared is counted
+    assert (
+        answer["usage"]["completion_tokens"] == every["usage"]["completion_tokens"]
+    )  # what was generated to be compared is counted
     same = http.post("/v1/completions", json={"prompt": "a", "best_of": 2, "n": 2, "max_tokens": 1, "stream": True})
     assert same.status_code == 200

@@ -51,7 +51,9 @@ def _write_part(part: Part, call: Call, index: int) -> str:
             return json.dumps(arguments, ensure_ascii=False)
         case Arguments(notation):
             assert notation is not None
-            pairs = (f"{_name(notation, key)}{notation.assign}{_value(notation, value)}" for key, value in arguments.items())
+            pairs = (
+                f"{_name(notation, key)}{notation.assign}{_value(notation, value)}" for key, value in arguments.items()
+            )
             return notation.bracket + (", " if notation.escapes else ",").join(pairs) + notation.end
 
 
