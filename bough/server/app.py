@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -23,7 +24,7 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.auth import Keyring
 from bough.server.chat import chat
 from bough.server.completions import completions
-from bough.server.dialect import ANTHROPIC, OLLAMA, OPENAI, Dialect
+from bough.server.dialect import ANTHROPIC, OLLAMA, OPENAI, Dialect, dialect_of
 from bough.server.errors import MethodNotAllowed, retry_headers
 from bough.server.files.batch import BatchRequest
 from bough.server.files.batches import Batches
@@ -104,6 +105,18 @@ class Edge:
                 _log(scope, status, time.perf_counter() - started)
 
 
+class _Cors(CORSMiddleware):
+    """Refuses in the one shape of errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        body = OPENAI.error(InvalidRequest(bytes(response.body).decode()))
+        return Response(body, response.status_code, kept, "application/json")
+
+
 def _log(scope: Scope, status: int, seconds: float) -> None:
     """One line for a request that is over; nothing that the client wrote but a harmless id. Probes are left out."""
     route, state = scope.get("route"), scope["state"]
@@ -134,7 +147,7 @@ def create_app(service: Service) -> ASGIApp:
     install(app, _table(service, app), keys.admit)
     if service.config.serve.cors_origin:
         app.add_middleware(
-            CORSMiddleware, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
+            _Cors, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",), expose_headers=("x-request-id", "openai-processing-ms", "retry-after"),
         )  # fmt: skip
     app.add_exception_handler(BoughError, _on_error)
@@ -242,7 +255,7 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
 
 
 def _respond(request: Request, error: BoughError) -> Response:
-    dialect: Dialect = getattr(request.scope.get("route"), "dialect", OPENAI)
+    dialect: Dialect = getattr(request.scope.get("route"), "dialect", None) or dialect_of(request.url.path)
     response = Response(dialect.error(error), error.status, media_type="application/json")
     response.raw_headers += retry_headers(error)
     return response

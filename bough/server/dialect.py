@@ -47,3 +47,8 @@ def _ollama(error: BoughError) -> bytes:
 OPENAI = Dialect(error_body, lambda error: error_event(error) + DONE)
 ANTHROPIC = Dialect(_anthropic, lambda error: b"event: error\ndata: %b\n\n" % _anthropic(error))
 OLLAMA = Dialect(_ollama, lambda error: _ollama(error) + b"\n", LINES)
+
+
+def dialect_of(path: str) -> Dialect:
+    """How whoever asks for ``path``, which is no route, would have been answered there."""
+    return ANTHROPIC if path.startswith("/v1/messages") else OLLAMA if path.startswith("/api/") else OPENAI

@@ -172,6 +172,18 @@ def test_embeddings(server: Running, client: ollama.Client) -> None:
     assert sum(client.embeddings(MODEL, "the cat").embedding) == 7
 
 
+def test_no_repeat_penalty(server: Running, client: ollama.Client) -> None:
+    for last_n, penalty in ((0, 1.0), (-1, 1.3)):
+        client.generate(MODEL, "a", options={"repeat_penalty": 1.3, "repeat_last_n": last_n, "num_predict": 1})
+        assert server.client.seen[-1].params.repetition_penalty == penalty
+
+
+def test_an_unknown_route_answers_as_its_neighbours(server: Running) -> None:
+    assert isinstance(httpx.post(f"{server.url}/api/nothing", json={}).json()["error"], str)
+    other = httpx.post(f"{server.url}/v1/messages/batches", json={}).json()
+    assert (other["type"], other["error"]["type"]) == ("error", "not_found_error")
+
+
 def test_loading(client: ollama.Client) -> None:
     assert client.generate(MODEL).done_reason == "load"
     assert client.chat(MODEL, []).done_reason == "load"
@@ -179,6 +191,7 @@ def test_loading(client: ollama.Client) -> None:
 
 @pytest.mark.parametrize("change", [
     {"options": {"mirostat": 1}}, {"options": {"typical_p": 0.5}}, {"options": {"temperature": 9}},
+    {"options": {"tfs_z": 0.5}}, {"options": {"repeat_last_n": 64}},
     {"options": {"top_k": "x"}}, {"suffix": "b"}, {"context": [1]}, {"images": ["aGk="]}, {"template": "x"},
     {"regex": "a"}, {"structured_outputs": {"regex": "a"}}, {"guided_choice": ["a"]}, {"response_format": {}},
     {"json_schema": False}, {"custom_logit_processor": "x"},
