@@ -40,6 +40,7 @@ from bough.server.ollama.schema import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
+from bough.server.paging import PAGED
 from bough.server.parsing import parse_function_call, separate_reasoning
 from bough.server.pooling.handlers import classify, classify_native, embeddings, encode
 from bough.server.pooling.ranking import rerank, score
@@ -61,6 +62,7 @@ logger = logging.getLogger("bough.server")
 
 BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 """Endpoints that batches may name, as far as this server has them."""
+_FOLLOWED = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -194,17 +196,17 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         post(("/detokenize", "/v1/detokenize"), "user", schema.DetokenizeRequest, info.detokenize),
         post(("/abort_request",), "user", schema.AbortRequest, info.abort_request),
         post(("/v1/responses",), "user", ResponsesRequest, replies.create),
-        RouteSpec(("/v1/responses/{response_id}",), ("GET",), "user", replies.retrieve),
+        RouteSpec(("/v1/responses/{response_id}",), ("GET",), "user", replies.retrieve, query=_FOLLOWED),
         RouteSpec(("/v1/responses/{response_id}",), ("DELETE",), "user", replies.delete),
         RouteSpec(("/v1/responses/{response_id}/cancel",), ("POST",), "user", replies.cancel),
-        RouteSpec(("/v1/responses/{response_id}/input_items",), ("GET",), "user", replies.items),
+        RouteSpec(("/v1/responses/{response_id}/input_items",), ("GET",), "user", replies.items, query=PAGED),
         RouteSpec(("/v1/files",), ("POST",), "user", files.upload),
-        RouteSpec(("/v1/files",), ("GET",), "user", files.listing),
+        RouteSpec(("/v1/files",), ("GET",), "user", files.listing, query=PAGED | {"purpose": {"type": "string"}}),
         RouteSpec(("/v1/files/{file_id}",), ("GET",), "user", files.retrieve),
         RouteSpec(("/v1/files/{file_id}",), ("DELETE",), "user", files.delete),
         RouteSpec(("/v1/files/{file_id}/content",), ("GET",), "user", files.content),
         post(("/v1/batches",), "user", BatchRequest, batches.create),
-        RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing),
+        RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing, query=PAGED),
         RouteSpec(("/v1/batches/{batch_id}",), ("GET",), "user", batches.retrieve),
         RouteSpec(("/v1/batches/{batch_id}/cancel",), ("POST",), "user", batches.cancel),
         post(("/v1/load_lora_adapter",), "admin", schema.LoadAdapterRequest, adapters.load),
@@ -219,7 +221,9 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         RouteSpec(("/v1/models/{model:path}",), ("GET",), "user", about.model),
         RouteSpec(("/get_model_info", "/model_info"), ("GET",), "user", about.model_info),
         RouteSpec(("/server_info", "/get_server_info"), ("GET",), "admin", about.server_info),
-        RouteSpec(("/flush_cache",), ("GET", "POST"), "admin", about.flush_cache),
+        RouteSpec(
+            ("/flush_cache",), ("GET", "POST"), "admin", about.flush_cache, query={"timeout": {"type": "number"}}
+        ),
         RouteSpec(("/health", "/livez"), ("GET",), "public", about.health),
         RouteSpec(("/readyz", "/health_generate"), ("GET",), "public", about.readyz),
         RouteSpec(("/metrics",), ("GET",), "public", about.metrics),

@@ -9,6 +9,11 @@ from fastapi import Request
 
 from bough.base.errors import InvalidRequest
 
+PAGED: dict[str, Any] = {
+    "limit": {"type": "integer"}, "after": {"type": "string"}, "order": {"enum": ["asc", "desc"]},
+}  # fmt: skip
+"""What :func:`page` reads of the query."""
+
 
 def integer(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A query parameter. Raises InvalidRequest outside [least, most]."""
