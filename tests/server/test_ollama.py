@@ -172,6 +172,17 @@ def test_embeddings(server: Running, client: ollama.Client) -> None:
     assert sum(client.embeddings(MODEL, "the cat").embedding) == 7
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"options": {"num_predict": 10**6, "num_ctx": 5}, "raw": True, "prompt": "x" * 5000}, "context length"),
+    ({"options": {"num_predict": 0}}, "options.num_predict must be at least 1"),
+    ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty must be in"),
+    ({"options": {"seed": 2**70}}, "options.seed must be in"),
+])  # fmt: skip
+def test_errors_speak_of_this_api(server: Running, change: Any, words: str) -> None:
+    answer = httpx.post(f"{server.url}/api/generate", json={"model": MODEL, "prompt": "a", **change})
+    assert answer.status_code == 400 and words in answer.json()["error"], answer.text
+
+
 def test_no_repeat_penalty(server: Running, client: ollama.Client) -> None:
     for last_n, penalty in ((0, 1.0), (-1, 1.3)):
         client.generate(MODEL, "a", options={"repeat_penalty": 1.3, "repeat_last_n": last_n, "num_predict": 1})

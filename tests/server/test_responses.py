@@ -200,6 +200,19 @@ def test_refusals_name_the_field(http: httpx.Client, body: Any, param: str | Non
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(("body", "words"), [
+    ({"input": [{"role": "king", "content": "a"}]}, "input.role must be one of"),
+    ({"input": [{"role": "user"}]}, "input.content is missing"),
+    ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens is too large: 5000. This model's maximum context"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens must be at least 1"),
+    ({"input": "a", "text": {"format": {"type": "x"}}}, "text.format.type must be"),
+    ({"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format"),
+    ({"input": "a", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name must have"),
+])  # fmt: skip
+def test_errors_speak_of_this_api(http: httpx.Client, body: Any, words: str) -> None:
+    assert http.post("/v1/responses", json=body).json()["error"]["message"].startswith(words)
+
+
 def test_stored_things_that_are_not_there(client: openai.OpenAI) -> None:
     kept = client.responses.create(model=MODEL, input="a", max_output_tokens=1)
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bough.base.errors import InvalidRequest
+from bough.server.dialect import renamed
 from bough.server.options import new_id
 from bough.server.responses.schema import INCLUDABLE, SAME_IN_CHAT, UNSUPPORTED_RESPONSES, ResponsesRequest
 from bough.server.schema import ChatRequest, refuse_constraints, refuse_unsupported
@@ -108,7 +109,8 @@ def chat_request(body: ResponsesRequest, items: list[Item], rid: str) -> ChatReq
         return msgspec.convert(fields, ChatRequest)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
-        raise InvalidRequest(message, param=param_of(path.strip("`").removeprefix("$."))) from None
+        param = param_of(path.strip("`").removeprefix("$."))
+        raise InvalidRequest(own_words(message), param=param) from None
 
 
 def param_of(chat_param: str | None) -> str | None:
@@ -117,6 +119,11 @@ def param_of(chat_param: str | None) -> str | None:
         return None
     name = chat_param.partition("[")[0].partition(".")[0]
     return _PARAMS.get(name, chat_param.replace("].function.", "]."))
+
+
+def own_words(message: str) -> str:
+    """What an error in the chat says, in the names of this API."""
+    return renamed(message, _PARAMS).replace("].function.", "].")
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
