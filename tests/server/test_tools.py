@@ -251,6 +251,19 @@ def test_a_call_that_went_wrong_can_be_told_again(hermes: Running, client: opena
     assert json.dumps({"raw_arguments": arguments}) in prompt
 
 
+def test_large_numbers_are_told_again_as_they_were(hermes: Running, client: openai.OpenAI) -> None:
+    text = '{"city": 100000000000000000000, "days": 1.0}'
+    function = {"name": "get_weather", "arguments": text}
+    said: Any = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    fields = answering(hermes, "ok") | {"messages": [*ASK, said]}
+    client.chat.completions.create(**fields, tools=TOOLS)
+    assert text in make_tokenizer().decode(sent(hermes, fields).prompt.tolist())
+    for depth in (300, 3000):
+        function["arguments"] = '{"a": ' + "[" * depth + "]" * depth + "}"
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**answering(hermes, "ok") | {"messages": [*ASK, said]}, tools=TOOLS)
+
+
 def test_a_cut_off_call_ends_with_length(hermes: Running, client: openai.OpenAI) -> None:
     fields = answering(hermes, CALL)
     choice = client.chat.completions.create(**fields, tools=TOOLS, max_tokens=60).choices[0]
