@@ -160,6 +160,7 @@ def _wrong_schema(schema: Any) -> str | None:
             continue
         if not isinstance(node, dict):
             return "a schema must be an object"
+        node = {word: value for word, value in node.items() if value is not None}  # as some clients leave things out
         kinds = node.get("type", [])
         if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
             return f"there is no type {kinds!r}"

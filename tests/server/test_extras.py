@@ -168,6 +168,13 @@ def test_parameters_that_are_no_schema_are_refused(http: httpx.Client, parameter
     assert error["param"] == "tools[0].function.parameters" and "no JSON Schema" in error["message"]
 
 
+def test_parameters_may_be_sloppy_but_sound(http: httpx.Client) -> None:
+    types = {"type": "object", "properties": {"type": {"type": ["string", "null"], "enum": None}, "properties": True}}
+    node = {"$defs": {"n": {"type": "object", "properties": {"required": {"$ref": "#/$defs/n"}}}}, "items": None}
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("f", types), ("g", node))]
+    assert http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "max_tokens": 1}).status_code == 200
+
+
 def test_lists_know_two_orders(http: httpx.Client) -> None:
     made = http.post("/v1/responses", json=RESPONSE | {"max_output_tokens": 1}).json()
     for path in (f"responses/{made['id']}/input_items", "files", "batches"):

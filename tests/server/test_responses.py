@@ -319,6 +319,17 @@ def test_what_is_no_item_is_refused(http: httpx.Client, item: Any, truncation: s
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "input", answer.text
 
 
+def test_what_is_null_in_an_item_is_not_there(server: Running, http: httpx.Client) -> None:
+    items = [
+        {"type": "reasoning", "id": None, "summary": [], "content": None, "encrypted_content": None, "status": None},
+        {"type": None, "id": None, "role": "user", "content": "hello", "phase": None},
+    ]
+    made = http.post("/v1/responses", json={"input": items, "max_output_tokens": 1}).json()
+    assert server.client.seen[-1].prompt.tolist() == ids(PROMPT)
+    kept = http.get(f"/v1/responses/{made['id']}/input_items").json()["data"]
+    assert all(isinstance(item["id"], str) for item in kept) and len(kept) == 2
+
+
 def test_a_reference_needs_no_type(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="hello", max_output_tokens=4)
     reference: Any = {"id": first.output[0].id}

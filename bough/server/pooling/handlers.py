@@ -37,7 +37,7 @@ async def _texts(call: Call, body: EmbeddingsRequest) -> list[str | list[int]]:
     if body.input is not None:
         return split_prompt(body.input, call.service.limits, "input")
     chat = TokenizeRequest(
-        messages=body.messages, add_generation_prompt=body.add_generation_prompt,
+        messages=body.messages, add_generation_prompt=bool(body.add_generation_prompt),
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
     )  # fmt: skip
     return [await render(call.engine, call.service, chat)]

@@ -52,7 +52,7 @@ class EmbeddingsRequest(PoolingRequest, kw_only=True):
 
     input: Prompt | None = None
     messages: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = False
+    add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     chat_template: Any = None

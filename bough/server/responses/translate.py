@@ -42,10 +42,9 @@ def input_items(body: ResponsesRequest) -> list[Item]:
     if not body.input:
         raise InvalidRequest("input is empty", param="input")
     items = []
-    for i, item in enumerate(body.input):
-        kind = item.get("type")
-        if kind is None:
-            kind = "message" if "role" in item else "item_reference" if "id" in item else None
+    for i, given in enumerate(body.input):
+        item = {name: value for name, value in given.items() if value is not None}
+        kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
         _check_item(item, f"input[{i}]")
         if kind == "message":
             items.append(_message(item))
@@ -59,11 +58,11 @@ def input_items(body: ResponsesRequest) -> list[Item]:
 def _check_item(item: Item, where: str) -> None:
     """Raises InvalidRequest for ids that are no texts, and for reasoning that is not in parts."""
     for name in ("id", "call_id"):
-        if name in item and not isinstance(item[name], str):
+        if not isinstance(item.get(name, ""), str):
             raise InvalidRequest(f"{where}.{name} must be text", param="input")
     if item.get("type") == "reasoning":
         for name in ("summary", "content"):
-            if not isinstance(item.get(name), list | None):
+            if not isinstance(item.get(name, []), list):
                 raise InvalidRequest(f"{where}.{name} must be a list of parts", param="input")
 
 
