@@ -1,7 +1,8 @@
 """Compiles every kernel ahead of time, without a GPU; run in a process of its own, where Triton does not interpret.
 
-Writes one JSON object per line: kernel, architecture, bytes of shared memory, registers, bytes spilled, and how often
-instructions of interest occur. ``python -m tests.device.triton.ahead [part of a name]``.
+Writes one JSON object per line: kernel, architecture, bytes of shared memory, registers, bytes spilled, how often
+instructions of interest occur, and products of 32 bits of what was loaded.
+``python -m tests.device.triton.ahead [--every] [part of a name]``; with ``--every``, attention in all its forms.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ MMA = {80: "mma.sync", 90: "mma.sync"}
 WGMMA = {80: "mma.sync", 90: "wgmma"}
 
 
-def builds() -> Iterator[Build]:
+def builds(every: bool) -> Iterator[Build]:
     """What a model of the shape of Llama 3.1 8B, and a few others, launch."""
-    yield from attention_builds()
+    yield from attention_builds(FORMS if every else MODELS)
+    yield from merge_builds()
     bf16 = torch.bfloat16
     for add in (False, True):
         yield Build(
@@ -112,37 +114,58 @@ def builds() -> Iterator[Build]:
     yield from lora_builds()
 
 
-def attention_builds() -> Iterator[Build]:
-    """Both forms over head dimensions, groups, dtypes of cells, and the options of a layer."""
-    none = (False, False, False)
-    cases: list[tuple[int, int, Any, tuple[bool, bool, bool]]] = [
-        (128, 4, torch.bfloat16, none),
-        (128, 4, torch.float8_e4m3fn, none),
-        (128, 4, torch.int8, none),
-        (128, 8, torch.bfloat16, (False, True, True)),
-        (64, 3, torch.bfloat16, none),
-        (256, 2, torch.bfloat16, (True, True, False)),
-        (80, 1, torch.bfloat16, none),
-    ]
-    for dim, group, kv, (softcap, window, sinks) in cases:
+BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+
+Form = tuple[int, int, torch.dtype, torch.dtype, str]
+"""Head dimension, query heads of a key-value head, dtypes of queries and cells, options of the layer."""
+
+MODELS: list[Form] = [
+    (128, 4, BF16, BF16, ""), (128, 4, BF16, FP8, ""), (128, 4, BF16, INT8, ""),  # Llama 3.1 8B
+    (128, 7, BF16, BF16, ""), (128, 7, BF16, FP8, ""), (128, 7, BF16, INT8, ""),  # Qwen 2.5 7B
+    (128, 5, BF16, BF16, ""),  # Qwen 2.5 14B and 32B
+    (128, 8, BF16, BF16, ""),  # Llama 3.1 70B
+    (128, 3, BF16, BF16, ""),  # Llama 3.2 3B
+    (64, 8, BF16, BF16, "window sinks"),  # gpt-oss
+    (64, 3, torch.float16, torch.float16, ""),  # SmolLM2
+    (256, 2, BF16, BF16, "softcap window"), (256, 2, BF16, FP8, ""), (256, 2, BF16, INT8, ""),  # Gemma 2 and 3
+    (256, 8, BF16, BF16, ""), (256, 8, BF16, INT8, ""),  # Gemma 2B, Qwen3-Next
+    (80, 1, BF16, BF16, ""), (96, 1, BF16, BF16, ""),  # Phi 2, Phi 3 mini
+    (128, 4, torch.float32, torch.float32, ""),
+]  # fmt: skip
+
+FORMS: list[Form] = [
+    *((dim, group, BF16, cells, "") for dim in (64, 80, 96, 128, 256) for group in (*range(1, 9), 12, 16)
+      for cells in (BF16, INT8, FP8)),
+    *((dim, group, BF16, BF16, "softcap window sinks") for dim in (64, 128, 256) for group in (1, 2, 3, 4, 7, 8)),
+    *((dim, group, torch.float32, torch.float32, "") for dim in (64, 128, 256) for group in (1, 3, 4, 8)),
+]  # fmt: skip
+
+
+def attention_builds(forms: list[Form]) -> Iterator[Build]:
+    """For rows of few new tokens and for others."""
+    for dim, group, dtype, cells, options in forms:
         for large in (False, True):
-            blocks = attention.blocks_of(group, dim, torch.bfloat16, large, kv == torch.int8)
-            options = "".join(
-                name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on
-            )
+            blocks = attention.blocks_of(group, dim, dtype, large, cells)
             yield Build(
-                f"attend {'large' if large else 'small'} D={dim} G={group} {kv} {options}".strip(),
+                " ".join(filter(None, [
+                    f"attend {'large' if large else 'small'} D={dim} G={group} {dtype} {cells}", options,
+                ])),
                 attention.attend_kernel,
-                {"q": torch.bfloat16, "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32,
-                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.float32, "out": torch.bfloat16,
+                {"q": dtype, "k": cells, "v": cells, "k_scale": torch.float32, "v_scale": torch.float32,
+                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.float32, "out": dtype,
                  "partials": torch.float32, "stats": torch.float32, "table_stride": "i32", "scale": "fp32",
                  "softcap": "fp32", "window": "i32"},
                 {"KV_HEADS": 8, "GROUP": group, "DIM": dim, "BLOCK_D": triton.next_power_of_2(dim),
-                 "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": kv == torch.int8,
-                 "SOFTCAP": softcap, "WINDOW": window, "SINKS": sinks, "PRECISION": "tf32"},
-                blocks.warps, blocks.stages, odd=("table_stride",), expects=WGMMA if large else MMA,
-                architectures=(90,) if kv == torch.float8_e4m3fn else ARCHITECTURES,
+                 "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": cells == INT8,
+                 "SOFTCAP": "softcap" in options, "WINDOW": "window" in options, "SINKS": "sinks" in options,
+                 "PRECISION": "ieee" if dtype == torch.float32 else "tf32"},
+                blocks.warps, blocks.stages, odd=("table_stride",),
+                expects={} if dtype == torch.float32 else WGMMA if large else MMA,
+                architectures=(90,) if cells == FP8 else ARCHITECTURES,
             )  # fmt: skip
+
+
+def merge_builds() -> Iterator[Build]:
     for sinks in (False, True):
         yield Build(
             f"merge sinks={sinks}", merge.merge_kernel,
@@ -295,6 +318,7 @@ def compile_one(build: Build, architecture: int) -> dict[str, Any]:
         "mma.sync": ptx.count("mma.sync"),
         "cp.async": ptx.count("cp.async.c"),
         "expects": build.expects.get(architecture, ""),
+        "narrow": narrow(made.asm["ttir"]),
     }
 
 
@@ -310,9 +334,49 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack": int(found[2])}
 
 
+CARRIES = {"arith.addi", "arith.subi", "arith.muli", "arith.select", "arith.maxsi", "arith.minsi", "tt.splat",
+           "tt.broadcast", "tt.expand_dims"}  # fmt: skip
+"""Operations whose 32-bit results follow from what they are given."""
+
+
+def narrow(ttir: str) -> list[str]:
+    """Where an address is reckoned from a product of 32 bits with a factor that was loaded, or with a program's number
+    and an argument: a cell, a token or a row times its size may be more than 2^31, so they have to be widened first."""
+    loaded: set[str] = set()
+    programs: set[str] = set()
+    products: set[str] = set()
+    arguments = set(re.findall(r"(%\w+): i32", ttir))
+    found = []
+    for line in ttir.splitlines():
+        if "scf.for" in line:
+            pairs = re.findall(r"(%\w+) = (%\w+)", line)
+            for known in (loaded, programs, products):
+                known |= {name for name, value in pairs if value in known}
+            continue
+        made = re.match(r"\s*(%\w+) = ([\w.]+)(.*)", line)
+        if made is None:
+            continue
+        name, operation, rest = made.groups()
+        rest = rest.partition(" loc(")[0]
+        given = set(re.findall(r"%\w+", rest))
+        if operation == "tt.addptr" and given & products:
+            found.append(line.strip())
+        elif operation == "tt.get_program_id":
+            programs.add(name)
+        elif operation == "tt.load" and rest.endswith(("!tt.ptr<i32>", "!tt.ptr<i32>>")):
+            loaded.add(name)
+        elif operation in CARRIES and rest.endswith(("i32", "i32>")):
+            for known in (loaded, programs, products, arguments):
+                if given & known:
+                    known.add(name)
+            if operation == "arith.muli" and (given & loaded or (given & programs and given & arguments)):
+                products.add(name)
+    return found
+
+
 def main() -> None:
-    part = sys.argv[1] if len(sys.argv) > 1 else ""
-    for build in builds():
+    every, part = "--every" in sys.argv, next((a for a in sys.argv[1:] if not a.startswith("--")), "")
+    for build in builds(every):
         for architecture in build.architectures:
             if part in build.name:
                 try:
