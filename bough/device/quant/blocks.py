@@ -54,7 +54,7 @@ def _q4_1(blocks: Blocks) -> PackedWeight:
 def _q5_0(blocks: Blocks) -> PackedWeight:
     """As bytes: their scales are those of groups of 32, too."""
     d, high, q = _fields(blocks, 32, 2, 4, 16)
-    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8, device=high.device) & 1
     values = torch.cat((q & 15, q >> 4), dim=2) | bits.flatten(2) << 4
     return pack_groups(Kind.Q8, (values + (128 - 16)).flatten(1), _half(d))
 
@@ -62,7 +62,7 @@ def _q5_0(blocks: Blocks) -> PackedWeight:
 def _iq4_nl(blocks: Blocks) -> PackedWeight:
     """As bytes: the levels are integers."""
     d, q = _fields(blocks, 32, 2, 16)
-    values = _IQ4_LEVELS[torch.cat((q & 15, q >> 4), dim=2).long()]
+    values = _IQ4_LEVELS.to(q.device)[torch.cat((q & 15, q >> 4), dim=2).long()]
     return pack_groups(Kind.Q8, values.flatten(1), _half(d))
 
 
