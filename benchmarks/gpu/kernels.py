@@ -17,7 +17,7 @@ from bough.base.plan import SharedPrefix
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.triton import TritonAttention
 from bough.device.attention.work import HostBatch
-from bough.device.ops.experts import Dense, ExpertParts
+from bough.device.ops.experts import ExpertParts, Stored
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.sampling import Draws
 from bough.device.ops.triton.ops import TritonOps
@@ -171,7 +171,7 @@ def experts(world: World) -> Iterator[Case]:
     n_experts, k, dim, inner = (4, 2, 32, 16) if world.tiny else (128, 8, 2048, 768)
     parts = [
         ExpertParts(
-            (), (), (Dense(world.randn(2 * inner, dim) * 0.02, None), Dense(world.randn(dim, inner) * 0.02, None))
+            (), (), (Stored(world.randn(2 * inner, dim) * 0.02), Stored(world.randn(dim, inner) * 0.02))
         )
         for _ in range(n_experts)
     ]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from bough.device.ops.experts import Stored
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.rounded import RoundedRows
@@ -77,7 +78,11 @@ class LinearMethod(Protocol):
             kernels that multiply with them themselves, as long as the method lives.
         rounded: gives what ``apply`` does, bit for bit, for inputs rounded by the ops' ``round_rows``; None: the layer
             takes inputs as they are.
+        stored: the weight for kernels of many layers at once; None where there is no one weight.
     """
+
+    @property
+    def stored(self) -> Stored | None: ...
 
     @property
     def parts(self) -> Sequence[PackedLinear]: ...

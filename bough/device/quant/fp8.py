@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from bough.device.ops.experts import Stored
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.rounded import LARGEST, RoundedRows
 from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
@@ -20,9 +21,9 @@ FP8 = torch.float8_e4m3fn
 class Fp8Ops(Protocol):
     """Ops of a device that multiplies 8-bit floats."""
 
-    def fp8_linear(self, x: RoundedRows, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] float8_e4m3fn times weight [N, K] float8_e4m3fn with scales [1, N]; plus ``bias`` [N]: [T, N] in
-        the dtype that x was rounded from."""
+    def fp8_linear(self, x: RoundedRows, weight: Stored) -> Tensor:
+        """x [T, K] float8_e4m3fn times a weight [N, K] float8_e4m3fn with its scales, plus its bias: [T, N] in the
+        dtype that x was rounded from."""
         ...
 
     def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
@@ -39,12 +40,12 @@ class RoundedFp8:
         """weight [out, in], bias [out] or None."""
         wide = weight.float()
         scale = wide.abs().amax(1, keepdim=True) / LARGEST[FP8]
-        self._weight = (wide / scale.where(scale > 0, 1.0)).to(FP8)
-        self._scale, self._bias, self._ops = scale.T.contiguous(), bias, ops
+        self.stored = Stored((wide / scale.where(scale > 0, 1.0)).to(FP8), bias, scale)
+        self._ops = ops
 
     def __call__(self, x: RoundedRows) -> Tensor:
         """[T, in] -> [T, out], a new tensor."""
-        return self._ops.fp8_linear(x, self._weight, self._scale, self._bias)
+        return self._ops.fp8_linear(x, self.stored)
 
 
 class Fp8Linear:
@@ -55,6 +56,7 @@ class Fp8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Fp8Ops) -> None:
         """weight [out, in], bias [out] or None."""
         self.rounded = RoundedFp8(weight, bias, ops)
+        self.stored = self.rounded.stored
         self._ops = ops
 
     def apply(self, x: Tensor) -> Tensor:

@@ -234,6 +234,39 @@ def expert_builds() -> Iterator[Build]:
                 warps, 3, odd=("top_k",), expects=MMA if rows == 16 else WGMMA,
             )  # fmt: skip
 
+    yield from quantised_expert_builds()
+
+
+def quantised_expert_builds() -> Iterator[Build]:
+    common = {"bias": BF16, "shares": torch.float32, "order": torch.int32, "starts": torch.int32, "n_in": "i32",
+              "n_out": "i32", "top_k": "i32", "alpha": "fp32", "limit": "fp32"}  # fmt: skip
+    for rows in (16, 64, 256):
+        for gated in (True, False):
+            out = {"out": BF16 if gated else torch.float32}
+            how = {"GATED": gated, "BIAS": False, "CLAMP": False}
+            block_m, block_n, block_b, warps = experts.packed_blocks(rows, gated)
+            for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
+                yield Build(
+                    f"experts bits={bits} floats={floats} group={group} gated={gated} rows={rows}",
+                    experts.packed_experts_kernel,
+                    {"x": BF16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16,
+                     "n_bytes": "i32", "n_groups": "i32", **common, **out},
+                    {"BITS": bits, "FLOATS": floats, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                     "BLOCK_B": block_b, "PRECISION": "tf32", **how},
+                    warps, 3, odd=("top_k", "n_groups"), expects=MMA if rows == 16 else WGMMA,
+                )  # fmt: skip
+            block_m, block_n, warps = experts.rounded_blocks(rows, gated)
+            for dtype, group in ((INT8, 0), (FP8, 0), (FP8, 128)):
+                yield Build(
+                    f"experts {dtype} group={group} gated={gated} rows={rows}", experts.rounded_experts_kernel,
+                    {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32,
+                     "n_blocks": "i32", **common, **out},
+                    {"INTEGERS": dtype == INT8, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                     "BLOCK_K": linear.INPUTS, **how},
+                    warps, 3, odd=("top_k", "n_blocks"), expects=MMA if rows == 16 else WGMMA,
+                    architectures=(90,) if dtype == FP8 else ARCHITECTURES,
+                )  # fmt: skip
+
 
 def sampling_builds() -> Iterator[Build]:
     for dtype in (torch.bfloat16, torch.float32):
@@ -270,25 +303,28 @@ def linear_builds() -> Iterator[Build]:
     bf16 = torch.bfloat16
     for m in (16, 64, 256):
         block_m, block_n, block_b, warps = linear.grouped_blocks(m)
-        for bits, group in ((4, 32), (8, 32), (8, 16)):
+        for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
             yield Build(
-                f"grouped int{bits} group={group} m={m}", linear.grouped_kernel,
+                f"grouped bits={bits} floats={floats} group={group} m={m}", linear.grouped_kernel,
                 {"x": bf16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16, "bias": bf16,
                  "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_bytes": "i32", "x_stride": "i32",
                  "out_stride": "i32"},
-                {"BITS": bits, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                 "BLOCK_B": block_b, "PRECISION": "tf32"},
+                {"BITS": bits, "FLOATS": floats, "GROUP": group, "BIAS": False, "BLOCK_M": block_m,
+                 "BLOCK_N": block_n, "BLOCK_B": block_b, "PRECISION": "tf32"},
                 warps, 3, odd=("m",), expects=MMA if m == 16 else WGMMA,
             )  # fmt: skip
     for m in (16, 64, 256):
-        block_m, block_n, warps = linear.int8_blocks(m)
-        yield Build(
-            f"int8 m={m}", linear.int8_kernel,
-            {"x": torch.int8, "x_scale": torch.float32, "weight": torch.int8, "scale": torch.float32, "bias": bf16,
-             "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "out_stride": "i32"},
-            {"BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 128}, warps, 3, odd=("m",),
-            expects=MMA if m == 16 else WGMMA,
-        )  # fmt: skip
+        block_m, block_n, warps = linear.rounded_blocks(m)
+        for dtype, group in ((INT8, 0), (FP8, 128)):
+            yield Build(
+                f"rounded {dtype} m={m}", linear.rounded_kernel,
+                {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32, "bias": bf16,
+                 "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_blocks": "i32", "out_stride": "i32"},
+                {"INTEGERS": dtype == INT8, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                 "BLOCK_K": linear.INPUTS},
+                warps, 3, odd=("m", "n_blocks"), expects=MMA if m == 16 else WGMMA,
+                architectures=(90,) if dtype == FP8 else ARCHITECTURES,
+            )  # fmt: skip
 
 
 def compile_one(build: Build, architecture: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from bough.device.ops.packed import Kind
 from bough.device.ops.triton.linear import packed_linear
 from bough.device.ops.triton.ops import TritonOps
 from bough.device.quant.base import Blocks, Held
@@ -25,8 +26,11 @@ def test_blocks_of_files(name: str) -> None:
     weight = PACKERS[name](Blocks(name, torch.empty(32, row, dtype=torch.uint8, device=NOWHERE), 512))
     assert weight is not None
     held = [t for t in (weight.weight, weight.scale, weight.sub) if t is not None]
-    held += [t for t in vars(packed_linear(weight, None, NOWHERE)).values() if isinstance(t, torch.Tensor)]
-    assert len(held) > 3 and all(t.device == NOWHERE for t in held)
+    if weight.kind != Kind.Q8:  # whose values are looked at
+        found = packed_linear(weight, None, NOWHERE).stored
+        assert found is not None and found.scale is not None and found.offset is not None
+        held += [found.weight, found.scale, found.offset]
+    assert all(t.device == NOWHERE for t in held)
 
 
 @pytest.mark.parametrize("quantize", ["none", "int8", "int4", "fp8"])
