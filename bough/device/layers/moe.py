@@ -15,7 +15,7 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
 from bough.device.lora.pool import AdaptedLayer
-from bough.device.ops.experts import Clamp, ExpertParts, Stored
+from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.quant.base import LinearMethod
 
 Tensor = torch.Tensor
@@ -163,7 +163,7 @@ class Experts:
         return total.to(x.dtype)
 
 
-def _stored(expert: Expert) -> tuple[Stored, Stored] | None:
+def _stored(expert: Expert) -> tuple[HeldWeight, HeldWeight] | None:
     gate_up, down = expert.gate_up.stored, expert.down.stored
     return None if gate_up is None or down is None else (gate_up, down)
 

@@ -15,8 +15,12 @@ from bough.device.ops.parts import linear_parts, pairable, takeable
 Tensor = torch.Tensor
 
 
+INPUTS = 128
+"""Inputs that kernels for weights of 8 bits take at a time; scales of blocks are of as many, or a multiple."""
+
+
 @dataclass(frozen=True, slots=True)
-class Stored:
+class HeldWeight:
     """The weight [out, in] of a linear layer as a device holds it, for kernels that multiply with many at once.
 
     Attributes:
@@ -36,7 +40,7 @@ class Stored:
     group: int = 0
     form: Literal["4", "8", "fp4"] | None = None
 
-    def alike(self, other: Stored) -> bool:
+    def alike(self, other: HeldWeight) -> bool:
         """Whether a kernel can take both as one."""
         mine, others = (
             (s.weight.shape, s.weight.dtype, s.bias is None, s.group, s.form, s.scale is None or s.scale.shape)
@@ -56,7 +60,7 @@ class ExpertParts:
 
     gate_up: Sequence[PackedLinear]
     down: Sequence[PackedLinear]
-    stored: tuple[Stored, Stored] | None = None
+    stored: tuple[HeldWeight, HeldWeight] | None = None
 
 
 ExpertsOp = Callable[[Tensor, Tensor, Tensor], Tensor]

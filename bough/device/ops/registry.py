@@ -9,7 +9,7 @@ import torch
 
 from bough.device.ops import build
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp, Stored
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp, HeldWeight
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
@@ -46,7 +46,7 @@ class PackedApply(Protocol):
     packed: PackedLinear | None
 
     @property
-    def stored(self) -> Stored | None: ...
+    def stored(self) -> HeldWeight | None: ...
 
     @property
     def rounded(self) -> RoundedApply | None: ...

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from bough.device.ops.experts import Stored
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.rounded import RoundedRows
@@ -38,8 +38,9 @@ class Parameter(Protocol):
         """Read it, in the model's dtype, a new tensor."""
         ...
 
-    def blocks(self) -> Blocks | PackedWeight | None:
-        """Read it without decoding, in blocks or as the kernels take it; None if it is not held like that."""
+    def blocks(self) -> Blocks | PackedWeight | HeldWeight | None:
+        """Read it without decoding, in blocks, as the kernels take it, or as 8-bit floats; None if it is not held like
+        that."""
         ...
 
 
@@ -82,7 +83,7 @@ class LinearMethod(Protocol):
     """
 
     @property
-    def stored(self) -> Stored | None: ...
+    def stored(self) -> HeldWeight | None: ...
 
     @property
     def parts(self) -> Sequence[PackedLinear]: ...

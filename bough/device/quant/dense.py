@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from bough.device.ops.experts import Stored
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import LinearMethod, Parameter
@@ -36,7 +36,7 @@ class DenseLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""
         self._apply: Callable[[Tensor], Tensor]
-        self.stored = Stored(weight, bias) if ops.name == "triton" else None
+        self.stored = HeldWeight(weight, bias) if ops.name == "triton" else None
         if ops.name != "cpu" or weight.dtype == torch.float32:
             self._apply = ops.linear(weight, bias)
         else:

@@ -25,6 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bough.device.ops.experts import INPUTS
 from bough.device.ops.rounded import LARGEST
 from bough.device.ops.triton import attention, elementwise, experts, latent, linear, lora, merge, rope, sampling
 from bough.device.ops.triton.launch import warps
@@ -262,7 +263,7 @@ def quantised_expert_builds() -> Iterator[Build]:
                     {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32,
                      "n_blocks": "i32", **common, **out},
                     {"INTEGERS": dtype == INT8, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                     "BLOCK_K": linear.INPUTS, **how},
+                     "BLOCK_K": INPUTS, **how},
                     warps, 3, odd=("top_k", "n_blocks"), expects=MMA if rows == 16 else WGMMA,
                     architectures=(90,) if dtype == FP8 else ARCHITECTURES,
                 )  # fmt: skip
@@ -321,7 +322,7 @@ def linear_builds() -> Iterator[Build]:
                 {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32, "bias": bf16,
                  "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_blocks": "i32", "out_stride": "i32"},
                 {"INTEGERS": dtype == INT8, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                 "BLOCK_K": linear.INPUTS},
+                 "BLOCK_K": INPUTS},
                 warps, 3, odd=("m", "n_blocks"), expects=MMA if m == 16 else WGMMA,
                 architectures=(90,) if dtype == FP8 else ARCHITECTURES,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bough.device.ops.experts import Clamp, ExpertParts, Stored
+from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.ops.packed import Kind, PackedWeight, unpack
 from bough.device.ops.registry import Ops
 from bough.device.ops.triton.linear import multiply_rounded, packed_linear
@@ -30,13 +30,13 @@ class Case:
 
         self._values: dict[int, list[tuple[Tensor, Tensor | None]]] = {}
 
-        def make(e: int, n_out: int, n_in: int) -> Stored:
+        def make(e: int, n_out: int, n_in: int) -> HeldWeight:
             added = torch.randn(n_out, generator=g).to(dtype) if bias else None
             on_device = None if added is None else added.to(DEVICE)
             weight = (torch.randn(n_out, n_in, generator=g) / n_in**0.5).to(dtype)
-            held: Stored | None
+            held: HeldWeight | None
             if kind == "dense":
-                held, values = Stored(weight.to(DEVICE), on_device), weight.double()
+                held, values = HeldWeight(weight.to(DEVICE), on_device), weight.double()
             elif isinstance(kind, str) and kind.startswith("fp8"):
                 held, values = fp8_weight(weight, added, 128 if kind == "fp8 blocks" else 0)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bough.device.ops.experts import Stored
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import (
     FOUR_BITS,
     PAIRED,
@@ -98,7 +98,7 @@ def test_fp8_linear(ops: Ops, group: int) -> None:
     assert torch.allclose(out.double(), rounded @ values.T + bias.double(), rtol=2e-2, atol=2e-2)
 
 
-def fp8_weight(weight: Tensor, bias: Tensor | None, group: int) -> tuple[Stored, Tensor]:
+def fp8_weight(weight: Tensor, bias: Tensor | None, group: int) -> tuple[HeldWeight, Tensor]:
     """With a scale for each output, or for each ``group`` of its inputs; and its values in float64."""
     n_out, n_in = weight.shape
     size = group or n_in
@@ -106,7 +106,7 @@ def fp8_weight(weight: Tensor, bias: Tensor | None, group: int) -> tuple[Stored,
     scale = blocks.abs().amax(-1) / 448
     data = (blocks / scale[..., None]).flatten(1)[:, :n_in].to(torch.float8_e4m3fn)
     values = data.double() * scale.double().repeat_interleave(size, 1)[:, :n_in]
-    held = Stored(data.to(DEVICE), None if bias is None else bias.to(DEVICE), scale.to(DEVICE), group=group)
+    held = HeldWeight(data.to(DEVICE), None if bias is None else bias.to(DEVICE), scale.to(DEVICE), group=group)
     return held, values
 
 

@@ -13,10 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.device.ops.experts import Clamp, Stored
+from bough.device.ops.experts import INPUTS, Clamp, HeldWeight
 from bough.device.ops.triton.elementwise import round_rows
 from bough.device.ops.triton.launch import check, check_floats
-from bough.device.ops.triton.linear import INPUTS, add_product
+from bough.device.ops.triton.linear import add_product
 
 Tensor = torch.Tensor
 
@@ -220,7 +220,7 @@ class GroupedExperts:
     """:data:`bough.device.ops.experts.ExpertsOp` of weights that are all held alike."""
 
     def __init__(
-        self, gate_up: Sequence[Stored], down: Sequence[Stored], sizes: tuple[int, int], clamp: Clamp | None
+        self, gate_up: Sequence[HeldWeight], down: Sequence[HeldWeight], sizes: tuple[int, int], clamp: Clamp | None
     ) -> None:
         """Moves the weights of all experts together, where they stay: whoever holds one holds a part of the whole."""
         self._n, self._sizes, self._clamp = len(gate_up), sizes, clamp
@@ -248,7 +248,7 @@ class GroupedExperts:
         return products.view(n, -1, hidden).sum(1).to(x.dtype)
 
     def _multiply(
-        self, x: Tensor, held: Stored, shares: Tensor, order: Tensor, starts: Tensor, out: Tensor, gated: bool
+        self, x: Tensor, held: HeldWeight, shares: Tensor, order: Tensor, starts: Tensor, out: Tensor, gated: bool
     ) -> None:
         n_in, n_out, clamp, rows = x.shape[1], out.shape[1], self._clamp, len(order) // self._n
         bias = x if held.bias is None else held.bias
@@ -278,7 +278,7 @@ class GroupedExperts:
             )  # fmt: skip
 
 
-def _together(parts: Sequence[Stored]) -> Stored:
+def _together(parts: Sequence[HeldWeight]) -> HeldWeight:
     """All of them, one behind the other: one more dimension before those of a part."""
 
     def stack(found: list[Tensor | None]) -> Tensor | None:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bough.device.ops.experts import Stored
+from bough.device.ops.experts import INPUTS, HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import (
     DOUBLED_FP4,
@@ -144,10 +144,6 @@ def rounded_blocks(m: int) -> tuple[int, int, int]:
     return (16, 64, 4) if m <= 16 else (64, 64, 4) if m <= 64 else (128, 128, 8)
 
 
-INPUTS = 128
-"""That a program which multiplies 8 bits takes at a time; scales of blocks are of as many, or a multiple."""
-
-
 class GroupedLinear:
     """:class:`bough.device.ops.registry.PackedApply` of a kind with scales for groups of inputs."""
 
@@ -162,7 +158,7 @@ class GroupedLinear:
         scale, offset = scale.T.contiguous().to(device), offset.T.contiguous().to(device)
         if floats is not None:
             data, offset = floats, torch.zeros_like(offset)
-        self.stored = Stored(data, bias, scale, offset, group, form)
+        self.stored = HeldWeight(data, bias, scale, offset, group, form)
         self._n_in, self._n_out = weight.n_in, weight.n_out
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -193,7 +189,7 @@ def codes_of(data: Tensor) -> Tensor | None:
     return None if bool((codes == 255).any()) else (codes[:, :, 0] | codes[:, :, 1] << 4).flatten(1)
 
 
-def multiply_rounded(x: RoundedRows, held: Stored, out: Tensor | None) -> Tensor:
+def multiply_rounded(x: RoundedRows, held: HeldWeight, out: Tensor | None) -> Tensor:
     """x times a weight of 8 bits with scales, [T, N] in the dtype that x was rounded from; into ``out`` if given."""
     m, (n, n_in) = len(x), held.weight.shape
     assert held.scale is not None
@@ -219,7 +215,7 @@ class RoundedInt8:
         assert weight.scale is not None
         values = bytes_of(weight)[:, : weight.n_in].to(torch.int16) - ZERO[Kind.INT8]
         scale = from_panels(weight.scale, weight.n_out)[:, None].contiguous().to(device)
-        self.stored = Stored(values.to(torch.int8).contiguous().to(device), bias, scale)
+        self.stored = HeldWeight(values.to(torch.int8).contiguous().to(device), bias, scale)
 
     def __call__(self, x: RoundedRows, out: Tensor | None = None) -> Tensor:
         return multiply_rounded(x, self.stored, out)
@@ -297,7 +293,7 @@ def packed_rows(weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor
     return unpack(PackedWeight(weight.kind, len(ids), weight.n_in, words, scale, sub, weight.group)).to(dtype)
 
 
-def fp8_linear(x: RoundedRows, weight: Stored) -> Tensor:
+def fp8_linear(x: RoundedRows, weight: HeldWeight) -> Tensor:
     """See :class:`bough.device.quant.fp8.Fp8Ops` (as in Micikevicius et al. 2022)."""
     if weight.group:
         return multiply_rounded(x, weight, None)
