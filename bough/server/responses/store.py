@@ -54,7 +54,7 @@ class EventLog:
 
 
 @dataclass(slots=True)
-class HeldWeight:
+class Stored:
     """A response, the items that it answers (those of the responses before it included), and its background work."""
 
     response: dict[str, Any]
@@ -82,7 +82,7 @@ class ResponseStore:
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._stored: dict[str, HeldWeight] = {}
+        self._stored: dict[str, Stored] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -92,13 +92,13 @@ class ResponseStore:
     def running(self) -> int:
         return sum(stored.running for stored in self._stored.values())
 
-    def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> HeldWeight:
-        stored = HeldWeight(response, tenant, history, own, self._clock())
+    def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> Stored:
+        stored = Stored(response, tenant, history, own, self._clock())
         self._stored[response["id"]] = stored
         self.resize(stored)
         return stored
 
-    def resize(self, stored: HeldWeight) -> None:
+    def resize(self, stored: Stored) -> None:
         """Count ``stored`` anew, which has changed, and forget what is beyond the bounds."""
         if self._stored.get(stored.response["id"]) is not stored:
             return  # forgotten while it grew
@@ -108,7 +108,7 @@ class ResponseStore:
         self._bytes += stored.bytes
         self._sweep()
 
-    def get(self, response_id: str, tenant: str) -> HeldWeight:
+    def get(self, response_id: str, tenant: str) -> Stored:
         """Raises NotFound for what is not there, no longer there, or another tenant's."""
         self._sweep()
         stored = self._stored.get(response_id)
@@ -116,7 +116,7 @@ class ResponseStore:
             raise NotFound(f"Response with id '{response_id[:256]}' not found.")
         return stored
 
-    def remove(self, stored: HeldWeight) -> None:
+    def remove(self, stored: Stored) -> None:
         if self._stored.pop(stored.response["id"], None) is not None:
             self._bytes -= stored.bytes
 
