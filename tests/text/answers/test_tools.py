@@ -184,7 +184,7 @@ def test_line_ends_within_json_strings_are_escaped() -> None:
 
 
 def test_a_backslash_before_a_line_end_stays_a_backslash_however_the_text_is_cut() -> None:
-    answer = '<tool_call>{"name": "f", "arguments": {"code": "a \\\\\n\tb \\\n\tc \\\""}}</tool_call>'
+    answer = '<tool_call>{"name": "f", "arguments": {"code": "a \\\\\n\tb \\\n\tc \\""}}</tool_call>'
     assert arguments("hermes", answer) == {"code": 'a \\\n\tb \\\n\tc "'}
     whole = parse_answer(parser(BY_NAME["hermes"], None), answer)
     for size in (1, 2, 3, 5):
@@ -225,7 +225,7 @@ def test_the_order_of_an_envelope_does_not_matter(arguments: str) -> None:
 @pytest.mark.parametrize("name", ["gpt-oss", "functiongemma", "gemma-4", "hermes", "pythonic"])
 def test_arguments_that_speak_of_formats_come_back(name: str) -> None:
     city = '<|end|> \\" <|start|>assistant<|channel|>final<|message|>x<|return|><|call|>\\'
-    calls: Calls = [("get_weather", {"city": city, "where": {key: 1 for key in ("a b", 'q"', "x:y", "{", "", "é")}})]
+    calls: Calls = [("get_weather", {"city": city, "where": dict.fromkeys(("a b", 'q"', "x:y", "{", "", "é"), 1)})]
     text = write_calls(BY_NAME[name], calls)
     events = parse_answer(parser(BY_NAME[name]), text)
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
