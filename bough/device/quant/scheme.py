@@ -12,21 +12,21 @@ from bough.device.ops.registry import Ops
 from bough.device.quant.base import Scheme
 from bough.device.quant.blocks import pack_as_stored
 from bough.device.quant.dense import DenseScheme
-from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme
+from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme, KeptFp8Scheme
 from bough.device.quant.packed import Pack, PackedScheme, pack_dense
 
 Quantize = Literal["auto", "none", "int8", "int4", "fp8"]
 
 
 def _rounding(ops: Ops, kind: Kind) -> Pack:
-    return lambda parameter: ops.quantise(kind, parameter.dense())
+    return lambda parameter: ops.quantise(kind, parameter.dense().contiguous())
 
 
 def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
     """The scheme that is asked for, on a machine with these ``features`` of its processor.
 
-    * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for; all else is as
-      "none".
+    * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for, and devices that
+      multiply 8-bit floats keep those; all else is as "none".
     * "none": the model's dtype. bfloat16 is packed for the kernels of this package, which are no slower than oneDNN at
       any number of rows; only where a processor multiplies bfloat16 in tiles (AMX), which they do not know, it is
       oneDNN's. float32 results do not depend on the batch, bit by bit.
@@ -48,4 +48,7 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
         if "amx_bf16" in features or ops.name == "triton"
         else PackedScheme(pack_dense, pack_dense, dtype, ops)
     )
-    return dense if quantize == "none" else PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)
+    if quantize == "none":
+        return dense
+    packed = PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)
+    return KeptFp8Scheme(ops, packed) if "fp8" in features and isinstance(ops, Fp8Ops) else packed
