@@ -34,7 +34,9 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _LINE_ENDS = re.compile(r"^(\n+)")
 _ANY = "/(?s:.*)/"
-_TEXT = f"TEXT: {_ANY}"
+_TERMINALS = (f"TEXT: {_ANY}", r"BYTES: ~/[^\s\S]/")
+"""Any text, and any bytes. What must not occur is barred with any bytes behind it: with any text there, the lexer would
+have to search the rest of the allowed texts for one that is no text."""
 _STRING = TextValue(frozenset(("string",)))
 
 
@@ -105,14 +107,14 @@ class CallGrammar:
         if thinking is not None:
             self._rule("thinking", *self._thinking(thinking))
             start = f"thinking? {start}"
-        grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
+        grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, *_TERMINALS])
         return Constraint(kind="grammar", text=grammar)
 
     def _free_text(self, thinking: ReasoningFormat | None) -> str:
         """Text that no format of the family reads as a call, as a terminal."""
         marks = [*self._family.triggers, *([thinking.opens.strip()] if thinking is not None else [])]
-        barred = [rf"{SPACE}[\[{{](?s:.*)", *(f"(?s:.*){literal(mark)}(?s:.*)" for mark in marks)]
-        return " & ".join([_ANY, *(f"~/{each}/" for each in barred)])
+        barred = [rf"/{SPACE}[\[{{]/ BYTES", *(f"BYTES /{literal(mark)}/ BYTES" for mark in marks)]
+        return " & ".join([_ANY, *(f"~({each})" for each in barred)])
 
     def _structure(self, name: str, schema: Schema) -> dict[str, Any]:
         """One call of the tool ``name``, in a section of its own, as a structural tag."""
@@ -136,7 +138,7 @@ class CallGrammar:
                 case Arguments() | Parameters():
                     self._rules = []
                     self._rule("start", *self._part(part, name, schema))
-                    body = {"grammar": "\n".join(["%llguidance {}", *self._rules, _TEXT])}
+                    body = {"grammar": "\n".join(["%llguidance {}", *self._rules, *_TERMINALS])}
                 case _:
                     pass
             if body is None:
@@ -235,8 +237,8 @@ class CallGrammar:
         stop = end.strip()
         if any(stop in text for text in found.strings):
             raise Unwritable("enum")
-        barred = [rf"(?s:.*){literal(stop)}(?s:.*)", *read_differently(value, end)]
-        not_barred = [f"~/{expression}/" for expression in barred]
+        barred = [f"BYTES /{literal(stop)}/ BYTES", *read_differently(value, end)]
+        not_barred = [f"~({each})" for each in barred]
         ways = [
             " & ".join([*(f"/{each}/" for each in patterns or ("(?s:.*)",)), *not_barred])
             for patterns in found.patterns
