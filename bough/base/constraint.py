@@ -24,7 +24,9 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
               str, "schema": {...} | "grammar": str, "end": str}, ...], "triggers": [str, ...]}``. As soon as a trigger
               was written, one of the structures whose ``begin`` starts with it must follow. The optional
               ``"at_least_one": true`` makes the answer begin with one, ``"stop_after_first": true`` ends it behind the
-              first. A begin, end or trigger may be, or contain, the text of a special token, which is meant then.
+              first. A begin, end or trigger may be, or contain, the text of a special token, which is meant then. Or
+              ``{"format": {...}}``: an answer that is put together from texts, tags, schemas, regular expressions and
+              grammars, as :mod:`bough.grammar.composed` lists them.
         text: the source, see ``kind``.
         strict: refuse what cannot be enforced exactly. Otherwise keywords that cannot be are left out, and named in
             the warnings of the answer.

@@ -95,6 +95,8 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
             items = node.get(keyword)
             if isinstance(items, list) and len(items) > limits.constraint_alternatives:
                 raise _too_many(kind, keyword, len(items), limits.constraint_alternatives)
+        if kind == "structural_tag":
+            _check_format(kind, node, limits)
         least = node.get("minItems")
         if isinstance(least, int | float) and least > limits.constraint_min_items:
             raise InvalidRequest(
@@ -113,6 +115,27 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
         )
     if total > limits.constraint_nodes:
         raise InvalidRequest(f"{kind} has {total} parts; at most {limits.constraint_nodes} are allowed", param=kind)
+
+
+def _check_format(kind: str, node: dict[str, Any], limits: Limits) -> None:
+    """Bounds on one format of a structural tag."""
+    match node:
+        case {"type": "grammar", "grammar": str(text)}:
+            _check_grammar(kind, text, limits)
+        case {"type": "regex", "pattern": str(text)} if _deeper(text, _BRACKETS, limits.constraint_depth):
+            raise InvalidRequest(f"{kind}: pattern is nested more than {limits.constraint_depth} deep", param=kind)
+        case {"type": "repeat", "max": int(most)} if most > limits.constraint_min_items:
+            raise InvalidRequest(
+                f"{kind}: max is {most}; at most {limits.constraint_min_items} are allowed", param=kind
+            )
+        case {"type": "repeat", "min": int(least)} if least > limits.constraint_min_items:
+            raise InvalidRequest(
+                f"{kind}: min is {least}; at most {limits.constraint_min_items} are allowed", param=kind
+            )
+    for keyword in ("tags", "elements", "rules", "triggers", "excludes", "end"):
+        parts = node.get(keyword)
+        if isinstance(parts, list) and len(parts) > limits.constraint_structures:
+            raise _too_many(kind, keyword, len(parts), limits.constraint_structures)
 
 
 def _too_many(kind: str, keyword: str, n: int, most: int) -> InvalidRequest:

@@ -23,7 +23,7 @@ from bough.base.formats import with_exact_formats
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
-from bough.grammar.structural import grammar_of_tags
+from bough.grammar.composed import grammar_of_tags
 from bough.grammar.threads import native_threads
 
 if TYPE_CHECKING:

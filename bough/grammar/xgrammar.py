@@ -230,6 +230,7 @@ def expressible(constraint: Constraint, special: Mapping[str, int]) -> bool:
             texts = [*tags.triggers, *(text for s in tags.structures for text in (s.begin, s.end))]
             return (
                 constraint.whitespace in SEPARATORS
+                and tags.format is None
                 and all(s.grammar is None and _plain(s.schema) for s in tags.structures)
                 and not any(name in text for name in special for text in texts if name)
             )

@@ -94,6 +94,16 @@ class CallGrammar:
             text["stop_after_first"] = True
         return Constraint(kind="structural_tag", text=json.dumps(text, ensure_ascii=False))
 
+    def arguments(self, schema: Schema) -> str:
+        """Grammar of the parameters of a call as the family writes them, without JSON. Raises Unwritable."""
+        self._rules = []
+        [part] = [part for part in self._form.call if isinstance(part, Parameters)]
+        return self._whole(self._arguments(part, schema))
+
+    def _whole(self, items: Sequence[str]) -> str:
+        self._rule("start", *items)
+        return "\n".join(["%llguidance {}", *self._rules, *_TERMINALS])
+
     def _calls(self, tools: Mapping[str, Schema], parallel: bool) -> str:
         """What derives the calls of an answer, whose rules are made afresh."""
         self._rules = []
@@ -137,8 +147,7 @@ class CallGrammar:
                     body = {"schema": dict(schema)}
                 case Arguments() | Parameters():
                     self._rules = []
-                    self._rule("start", *self._part(part, name, schema))
-                    body = {"grammar": "\n".join(["%llguidance {}", *self._rules, *_TERMINALS])}
+                    body = {"grammar": self._whole(self._part(part, name, schema))}
                 case _:
                     pass
             if body is None:
@@ -193,11 +202,7 @@ class CallGrammar:
                 return [embedded(schema)]
             case Parameters() | Arguments():
                 try:
-                    whole = object_schema(schema)
-                    if isinstance(part, Parameters):
-                        return self._parameters(part, whole)
-                    assert part.notation is not None
-                    return self._keywords(part.notation, whole)
+                    return self._arguments(part, schema)
                 except Unwritable as error:
                     raise InvalidRequest(
                         f"tools: {error.keyword} in the parameters of {name} cannot be enforced for this model's calls",
@@ -205,6 +210,14 @@ class CallGrammar:
                     ) from None
             case _:
                 return []
+
+    def _arguments(self, part: Parameters | Arguments, schema: Schema) -> list[str]:
+        """Arguments that are not written as JSON. Raises Unwritable."""
+        whole = object_schema(schema)
+        if isinstance(part, Parameters):
+            return self._parameters(part, whole)
+        assert part.notation is not None
+        return self._keywords(part.notation, whole)
 
     def _parameters(self, part: Parameters, schema: Schema) -> list[str]:
         items = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bough.base.errors import InvalidRequest
-from bough.grammar.structural import grammar_of_tags
+from bough.grammar.composed import grammar_of_tags
 from bough.text.events import CallArguments
 from bough.text.reasoning.families import BY_NAME as REASONING
 from bough.text.tools.constraint import CallGrammar
