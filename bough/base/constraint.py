@@ -46,8 +46,9 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         end: ids of the tag that ends it, at least one; the constraint applies to what follows.
         budget: after this many tokens of reasoning the tag is forced; None: never.
-        begin: ids of the tag that begins it; without that tag there is no reasoning. Beside a constraint one id at
-            most, which is allowed besides what the constraint allows at its beginning. Empty: the prompt began it.
+        begin: ids of the tag that begins it; without that tag there is no reasoning. Beside a constraint its first id
+            is allowed besides what the constraint allows at its beginning; once it came, the others must. Of several
+            ids, the first begins the tag only where the constraint does not allow it. Empty: the prompt began it.
     """
 
     end: tuple[int, ...]
