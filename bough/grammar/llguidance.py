@@ -144,7 +144,8 @@ class LLGuidance:
             for token in added
             if not token["special"] and not text[token["id"] // WORD] >> token["id"] % WORD & 1
         }
-        self._atoms = {**vocabulary.special, **apart}
+        self.atoms = {**vocabulary.special, **apart}
+        """Texts and ids of the tokens that are no text."""
         self._text = self._without(apart) if apart else self._tags
         self._json = self._text.with_slices(list(SLICES))
         self._native = native_threads(NATIVE_THREADS)
@@ -203,7 +204,7 @@ class LLGuidance:
                 case "choice":
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
-                    return grammar_of_tags(constraint, self._atoms, dict(options))
+                    return grammar_of_tags(constraint, self.atoms, dict(options))
             return str(LLMatcher.grammar_from_json_schema(with_exact_formats(text), overrides=options))
         except InvalidRequest:
             raise
