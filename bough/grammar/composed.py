@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.formats import exact_formats
+from bough.base.formats import exact_schema
 from bough.grammar.structural import Tags, parse_tags, refused
 
 Format = Mapping[str, Any]
@@ -164,7 +164,7 @@ class _Writer:
             raise refused(f"json_schema.style {form['style']!r} is not supported")
         if form.get("any_order"):
             raise refused("json_schema.any_order is not supported: properties come in the order of the schema")
-        exact = exact_formats(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
+        exact = exact_schema(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
         return [_Item(f"%json {json.dumps({**exact, 'x-guidance': self._options}, ensure_ascii=False)}")]
 
     def _grammar(self, form: Format, stops: tuple[str, ...]) -> Items:
