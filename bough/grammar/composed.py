@@ -101,7 +101,7 @@ class _Writer:
         self._writers: dict[str, Callable[[Format, tuple[str, ...]], Items]] = {
             "const_string": lambda form, _: self._text(_str(form, "value")),
             "json_schema": self._json_schema,
-            "regex": lambda form, _: [_Item(_regex(_str(form, "pattern")), regular=True)],
+            "regex": lambda form, _: _regex(_str(form, "pattern")),
             "grammar": self._grammar,
             "any_text": self._any_text,
             "token": lambda form, _: [self._token(form.get("token"))],
@@ -408,7 +408,10 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _regex(pattern: str) -> str:
-    """``pattern`` between slashes."""
+def _regex(pattern: str) -> Items:
+    tokens = re.findall(r"\\.|.", pattern, re.DOTALL)
+    if tokens[-1:] == ["\\"]:
+        raise refused("regex.pattern ends with a backslash")
     plain = {"/": r"\/", "\n": r"\n", "\r": r"\r"}
-    return "/" + "".join(plain.get(token, token) for token in re.findall(r"\\.|.", pattern, re.DOTALL)) + "/"
+    inner = "".join(plain.get(token, token) for token in tokens)
+    return [_Item(f"/{inner}/", regular=True)] if inner else []

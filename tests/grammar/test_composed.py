@@ -68,6 +68,8 @@ LIST: Format = {"type": "tags_with_separator", "tags": TAGS, "separator": ","}
 RULES: Format = {"type": "dispatch", "rules": [["<a>", const("1")], ["<b>", INT]]}
 
 CASES: list[tuple[Format, list[str], list[str]]] = [
+    (regex(""), [""], ["a"]),
+    (regex(r"[/\\]\n?"), ["/", "\\\n"], ["", "//"]),
     (const("Hi"), ["Hi"], ["", "H", "Hi!"]),
     (sequence(const("A: "), INT, const(" end")), ["A: 12 end", "A: -3 end"], ["A: end", "A: 1"]),
     (sequence(const("A: "), regex("[a-z]+"), const("abc"), INT), ["A: xabc1", "A: abcabc1"], ["A: abc1", "A: x1"]),
@@ -175,6 +177,7 @@ def test_what_formats_let_through(form: Format, right: list[str], wrong: list[st
         (CALLS | {"triggers": ["<g"]}, "no trigger opens '<f=a>'"),
         (LIST | {"tags": []}, "tags is empty"),
         (sequence(3), "type None is not supported"),
+        (regex("a\\"), "ends with a backslash"),
         (regex("(" * 70 + ")" * 70), "nested more than 64 deep"),
     ],
 )
