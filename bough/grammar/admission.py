@@ -94,6 +94,8 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
     while stack:
         node, above = stack.pop()
         total += 1
+        if total > limits.constraint_nodes:
+            raise InvalidRequest(f"{kind} has more than {limits.constraint_nodes} parts", param=kind)
         if isinstance(node, list):
             stack += [(item, above) for item in node]
         elif isinstance(node, int | float) and above and node < LEAST_NUMBER:
@@ -117,18 +119,14 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
                 raise InvalidRequest(f"{kind}: multipleOf has too many digits: {step}", param=kind)
         if isinstance(reference := node.get("$ref"), str):
             references.add(reference)
+            if len(references) > limits.constraint_references:
+                most = limits.constraint_references
+                raise InvalidRequest(f"{kind}: $ref has more than {most} targets", param=kind)
         properties = node.get("properties")
         if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
             raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
         inside = above if above in VALUES else ""
         stack += [(part, inside or (key if key in VALUES or key in UPPER_ENDS else "")) for key, part in node.items()]
-    if len(references) > limits.constraint_references:
-        raise InvalidRequest(
-            f"{kind}: $ref has {len(references)} targets; at most {limits.constraint_references} are allowed",
-            param=kind,
-        )
-    if total > limits.constraint_nodes:
-        raise InvalidRequest(f"{kind} has {total} parts; at most {limits.constraint_nodes} are allowed", param=kind)
 
 
 def _check_format(kind: str, node: dict[str, Any], limits: Limits) -> None:
