@@ -26,7 +26,7 @@ tools is told of them in the system message.
 - Reasoning is reported as `reasoning_content` and `reasoning`; `separate_reasoning: false` leaves it in the content,
   `stream_reasoning: false` sends it in one piece, `include_reasoning: false` drops it. Its tokens are counted in
   `usage.completion_tokens_details.reasoning_tokens`. `--reasoning-parser` names the format where the template does not
-  tell it.
+  tell it, and takes any two tags too: `--reasoning-parser '<plan>...</plan>'`.
 - Past calls may have their arguments as text or as an object; the template gets what it takes, and of
   what is no JSON object `{"raw_arguments": text}`: a conversation goes on behind a call that went wrong.
 - `/parse_function_call` and `/separate_reasoning` parse a text that was generated elsewhere.

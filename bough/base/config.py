@@ -105,7 +105,9 @@ class ServeConfig:
     request_timeout: float | None = option(None, "seconds after which a request ends with an error")
     stall_timeout: float = option(60.0, "seconds without a step, with work queued, until /readyz fails")
     tool_parser: str = option("auto", "how the model writes tool calls: a chat family, none, or by its template")
-    reasoning_parser: str = option("auto", "how the model marks its reasoning: a chat family, none, or by its template")
+    reasoning_parser: str = option(
+        "auto", "how the model marks its reasoning: a chat family, OPEN...CLOSE, none, or by its template"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option("info", "how much is logged")
     log_requests: Literal["off", "summary", "full"] = option(
         "summary", "log a line for each request; full adds its body, and so the prompts"

@@ -24,7 +24,9 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
               str, "schema": {...} | "grammar": str, "end": str}, ...], "triggers": [str, ...]}``. As soon as a trigger
               was written, one of the structures whose ``begin`` starts with it must follow. The optional
               ``"at_least_one": true`` makes the answer begin with one, ``"stop_after_first": true`` ends it behind the
-              first. A begin, end or trigger may be, or contain, the text of a special token, which is meant then.
+              first. A begin, end or trigger may be, or contain, the text of a special token, which is meant then. Or
+              ``{"format": {...}}``: an answer that is put together from texts, tags, schemas, regular expressions and
+              grammars, as :mod:`bough.grammar.composed` lists them.
         text: the source, see ``kind``.
         strict: refuse what cannot be enforced exactly. Otherwise keywords that cannot be are left out, and named in
             the warnings of the answer.
@@ -44,8 +46,9 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         end: ids of the tag that ends it, at least one; the constraint applies to what follows.
         budget: after this many tokens of reasoning the tag is forced; None: never.
-        begin: ids of the tag that begins it; without that tag there is no reasoning. Beside a constraint one id at
-            most, which is allowed besides what the constraint allows at its beginning. Empty: the prompt began it.
+        begin: ids of the tag that begins it; without that tag there is no reasoning. Beside a constraint its first id
+            is allowed besides what the constraint allows at its beginning; once it came, the others must. Of several
+            ids, the first begins the tag only where the constraint does not allow it. Empty: the prompt began it.
     """
 
     end: tuple[int, ...]

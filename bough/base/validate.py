@@ -60,11 +60,6 @@ def validate_request(
         _number("timeout", request.timeout, 0, 1e9, open_low=True)
     if request.reasoning is not None:
         _validate_reasoning(request.reasoning, limits, vocab_size)
-        if request.constraint is not None and len(request.reasoning.begin) > 1:
-            raise InvalidRequest(
-                "a constraint beside a thinking budget needs an opening tag of one token, and not of several tokens",
-                param="thinking_token_budget",
-            )
     if request.program is not None:
         _validate_program(request.program, limits, vocab_size)
     if request.lease is not None:

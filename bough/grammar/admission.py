@@ -94,6 +94,8 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
     while stack:
         node, above = stack.pop()
         total += 1
+        if total > limits.constraint_nodes:
+            raise InvalidRequest(f"{kind} has more than {limits.constraint_nodes} parts", param=kind)
         if isinstance(node, list):
             stack += [(item, above) for item in node]
         elif isinstance(node, int | float) and above and node < LEAST_NUMBER:
@@ -104,6 +106,8 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
             items = node.get(keyword)
             if isinstance(items, list) and len(items) > limits.constraint_alternatives:
                 raise _too_many(kind, keyword, len(items), limits.constraint_alternatives)
+        if kind == "structural_tag":
+            _check_format(kind, node, limits)
         least = node.get("minItems")
         if isinstance(least, int | float) and least > limits.constraint_min_items:
             raise InvalidRequest(
@@ -115,18 +119,35 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
                 raise InvalidRequest(f"{kind}: multipleOf has too many digits: {step}", param=kind)
         if isinstance(reference := node.get("$ref"), str):
             references.add(reference)
+            if len(references) > limits.constraint_references:
+                most = limits.constraint_references
+                raise InvalidRequest(f"{kind}: $ref has more than {most} targets", param=kind)
         properties = node.get("properties")
         if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
             raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
         inside = above if above in VALUES else ""
         stack += [(part, inside or (key if key in VALUES or key in UPPER_ENDS else "")) for key, part in node.items()]
-    if len(references) > limits.constraint_references:
-        raise InvalidRequest(
-            f"{kind}: $ref has {len(references)} targets; at most {limits.constraint_references} are allowed",
-            param=kind,
-        )
-    if total > limits.constraint_nodes:
-        raise InvalidRequest(f"{kind} has {total} parts; at most {limits.constraint_nodes} are allowed", param=kind)
+
+
+def _check_format(kind: str, node: dict[str, Any], limits: Limits) -> None:
+    """Bounds on one format of a structural tag."""
+    match node:
+        case {"type": "grammar", "grammar": str(text)}:
+            _check_grammar(kind, text, limits)
+        case {"type": "regex", "pattern": str(text)} if _deeper(text, _BRACKETS, limits.constraint_depth):
+            raise InvalidRequest(f"{kind}: pattern is nested more than {limits.constraint_depth} deep", param=kind)
+        case {"type": "repeat", "max": int(most)} if most > limits.constraint_min_items:
+            raise InvalidRequest(
+                f"{kind}: max is {most}; at most {limits.constraint_min_items} are allowed", param=kind
+            )
+        case {"type": "repeat", "min": int(least)} if least > limits.constraint_min_items:
+            raise InvalidRequest(
+                f"{kind}: min is {least}; at most {limits.constraint_min_items} are allowed", param=kind
+            )
+    for keyword in ("tags", "elements", "rules", "triggers", "excludes", "end"):
+        parts = node.get(keyword)
+        if isinstance(parts, list) and len(parts) > limits.constraint_structures:
+            raise _too_many(kind, keyword, len(parts), limits.constraint_structures)
 
 
 def _odd(step: float) -> int:

@@ -23,7 +23,7 @@ from bough.base.formats import with_exact_schema
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
-from bough.grammar.structural import grammar_of_tags
+from bough.grammar.composed import grammar_of_tags
 from bough.grammar.threads import native_threads
 
 if TYPE_CHECKING:
@@ -146,7 +146,8 @@ class LLGuidance:
             for token in added
             if not token["special"] and not text[token["id"] // WORD] >> token["id"] % WORD & 1
         }
-        self._atoms = {**vocabulary.special, **apart}
+        self.atoms = {**vocabulary.special, **apart}
+        """Texts and ids of the tokens that are no text."""
         self._text = self._without(apart) if apart else self._tags
         self._json = self._text.with_slices(list(SLICES))
         self._native = native_threads(NATIVE_THREADS)
@@ -205,7 +206,7 @@ class LLGuidance:
                 case "choice":
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
-                    return grammar_of_tags(constraint, self._atoms, dict(options))
+                    return grammar_of_tags(constraint, self.atoms, dict(options))
             return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text), overrides=options))
         except InvalidRequest:
             raise

@@ -12,7 +12,8 @@ class ReasoningMatcher:
 
     While it reasons, the end of the sequence is forbidden if a constrained part has to follow, and once the budget
     is spent the tag is forced, from wherever in it the text is just then. Where the reasoning has a tag to begin with,
-    an answer that does not begin with it is ``inner``'s from its first token.
+    an answer that does not begin with it is ``inner``'s from its first token. A tag of several tokens that has begun
+    beside ``inner`` has to go on, so it may begin only with a token that ``inner`` does not allow.
     """
 
     def __init__(self, reasoning: Reasoning, eos_ids: tuple[int, ...], inner: Matcher | None) -> None:
@@ -29,8 +30,13 @@ class ReasoningMatcher:
 
     @property
     def inside(self) -> bool:
-        """It still reasons."""
-        return self._opened is None and self._matched < len(self._end)
+        """It still reasons, or has to: its tag has begun."""
+        return self._begun or self._opened is None and self._matched < len(self._end)
+
+    @property
+    def _begun(self) -> bool:
+        """The tag that begins the reasoning must go on."""
+        return self.inner is not None and bool(self._opened)
 
     @property
     def opening(self) -> int | None:
@@ -44,7 +50,7 @@ class ReasoningMatcher:
     @property
     def free(self) -> bool:
         if self.inside:
-            return not self._spent and not self._eos_ids
+            return not self._begun and not self._spent and not self._eos_ids
         return self.inner is None or self.inner.free
 
     @property
@@ -53,10 +59,16 @@ class ReasoningMatcher:
 
     def accept(self, token: int) -> bool:
         if self._opened is not None:
-            if token == self.opening:
+            several = self._opened == 0 and len(self._begin) > 1
+            taken = several and self.inner is not None and self.inner.accept(token)
+            if token == self.opening and not taken:
                 self._opened = self._opened + 1 if self._opened + 1 < len(self._begin) else None
                 return True
+            if self._begun:
+                return False
             self._opened, self._matched = None, len(self._end)
+            if taken:
+                return True
         if not self.inside:
             return self.inner is None or self.inner.accept(token)
         if token in self._eos_ids:
@@ -68,6 +80,8 @@ class ReasoningMatcher:
         return True
 
     def forced(self, most: int) -> list[int]:
+        if self._begun:
+            return list(self._begin[self._opened :][:most])
         if self.inside:
             return list(self._end[self._matched :][:most]) if self._spent else []
         return [] if self.inner is None or self._opened is not None else self.inner.forced(most)
@@ -77,8 +91,8 @@ class ReasoningMatcher:
 
     def write(self, bits: Ints, vocab_size: int) -> None:
         """The mask while it reasons, into ``bits`` [ceil(V / 32)]."""
-        if self._spent:
-            write_only(bits, self._end[self._matched])
+        if self._begun or self._spent:
+            write_only(bits, self.forced(1)[0])
             return
         bits[:] = -1
         if vocab_size % WORD:

@@ -132,18 +132,18 @@ class XGrammar:
     def __init__(self, vocabulary: Vocabulary, seconds: int = COMPILE_SECONDS) -> None:
         import xgrammar as library
 
-        self._start = _start_of(vocabulary, seconds)
+        self._general = LLGuidance(vocabulary)
+        self._start = _start_of(vocabulary, frozenset(self._general.atoms.values()), seconds)
         self._vocabulary = vocabulary
         self._words = -(-vocabulary.size // WORD)
         self._info = tokenizer_info(self._start)
         self._batch = library.BatchGrammarMatcher(max_threads=1)
-        self._general = LLGuidance(vocabulary)
         self._child: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._closed = False
 
     def compile(self, constraint: Constraint) -> Template:
-        if not expressible(constraint, self._vocabulary.special):
+        if not expressible(constraint, self._general.atoms):
             return self._general.compile(constraint)
         result = self._compiled(constraint)
         if result.failed:
@@ -209,15 +209,15 @@ class XGrammar:
             self._child = None
 
 
-def _start_of(vocabulary: Vocabulary, seconds: int) -> Start:
-    special = frozenset(vocabulary.special.values())
+def _start_of(vocabulary: Vocabulary, apart: frozenset[int], seconds: int) -> Start:
+    """``apart``: ids that are no text, so that no text is written with them."""
     known = range(min(vocabulary.n_tokens, vocabulary.size))
-    tokens = [b"" if token in special else vocabulary.token_bytes(token) for token in known]
+    tokens = [b"" if token in apart else vocabulary.token_bytes(token) for token in known]
     return Start(tokens, vocabulary.size, list(vocabulary.eos_ids), seconds)
 
 
-def expressible(constraint: Constraint, special: Mapping[str, int]) -> bool:
-    """Whether xgrammar enforces ``constraint`` exactly."""
+def expressible(constraint: Constraint, apart: Mapping[str, int]) -> bool:
+    """Whether xgrammar enforces ``constraint`` exactly; ``apart`` are the texts of tokens that are no text."""
     match constraint.kind:
         case "json_schema":
             return constraint.whitespace in SEPARATORS and _plain(parse(constraint))
@@ -230,8 +230,9 @@ def expressible(constraint: Constraint, special: Mapping[str, int]) -> bool:
             texts = [*tags.triggers, *(text for s in tags.structures for text in (s.begin, s.end))]
             return (
                 constraint.whitespace in SEPARATORS
+                and tags.format is None
                 and all(s.grammar is None and _plain(s.schema) for s in tags.structures)
-                and not any(name in text for name in special for text in texts if name)
+                and not any(name in text for name in apart for text in texts if name)
             )
     return False
 

@@ -13,12 +13,18 @@ from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.grammar.admission import check_constraint, check_size
 from bough.server.schema import Constrained, NativeSampling, StructuredOutputs
+from bough.text.tools.constraint import CallGrammar
+from bough.text.tools.families import BY_NAME
+from bough.text.tools.schema import Unwritable
 
 ANY_OBJECT = "$$ANY$$"
 """SGLang's way to ask for any JSON object."""
 
 CHECKED_CHARS = 16384
 """Longer constraints are checked by the engine, in the background: here everybody else would wait."""
+
+STYLES = {"qwen_xml": "qwen3-coder", "minimax_xml": "minimax-m2"}
+"""xgrammar's names for ways to write arguments, and the chat families that do."""
 
 KINDS = get_args(ConstraintKind)
 
@@ -155,28 +161,38 @@ def _structural_tag(value: str | dict[str, Any], name: str) -> Constraint:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value, type=dict[str, Any])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise InvalidRequest(f"{name}: the structural tag is not a JSON object", param=name) from None
     if (form := value.get("format")) is not None:
-        value = _triggered_tags(form, name)
+        return _tag({"format": _without_styles(form, name)}, name)
     known = ("structures", "triggers", "at_least_one", "stop_after_first")
     return _tag({key: value[key] for key in known if key in value}, name)
 
 
-def _triggered_tags(form: Any, name: str) -> dict[str, Any]:
-    """The one of xgrammar's formats that is the same thing under other names."""
-    if not isinstance(form, dict) or form.get("type") != "triggered_tags" or not isinstance(form.get("tags"), list):
-        raise InvalidRequest(f"{name}: the format must be of type triggered_tags", param=name)
-    structures = []
-    for tag in form["tags"]:
-        content = tag.get("content") if isinstance(tag, dict) else None
-        if not isinstance(content, dict) or content.get("type") not in ("json_schema", "grammar"):
-            raise InvalidRequest(f"{name}: the content of a tag must be a json_schema or a grammar", param=name)
-        body = {"schema": content.get("json_schema")} if content["type"] == "json_schema" else {
-            "grammar": content.get("grammar")
-        }  # fmt: skip
-        structures.append({"begin": tag.get("begin"), "end": tag.get("end") or "", **body})
-    return {**form, "structures": structures}
+def _without_styles(form: Any, name: str) -> Any:
+    """A structural tag's format, in which arguments that a chat family writes without JSON are grammars."""
+    stack = [form]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, list):
+            stack += node
+        if not isinstance(node, dict):
+            continue
+        style = "qwen_xml" if node.get("type") == "qwen_xml_parameter" else node.get("style")
+        if node.get("type") in ("json_schema", "qwen_xml_parameter") and isinstance(style, str) and style in STYLES:
+            schema = node.get("json_schema")
+            if not isinstance(schema, dict):
+                raise InvalidRequest(f"{name}: json_schema of style {style} must be an object", param=name)
+            try:
+                grammar = CallGrammar(BY_NAME[STYLES[style]], {}).arguments(schema)
+            except Unwritable as error:
+                message = f"{name}: {error.keyword} cannot be enforced in JSON Schema of style {style}"
+                raise InvalidRequest(message, param=name) from None
+            rest = {key: node[key] for key in node if key not in ("type", "json_schema", "style")}
+            node.clear()
+            node.update({**rest, "type": "grammar", "grammar": grammar})
+        stack += [value for key, value in node.items() if key != "json_schema"]
+    return form
 
 
 def _tag(value: dict[str, Any], name: str) -> Constraint:

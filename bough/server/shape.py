@@ -42,7 +42,9 @@ class Shape:
         constraint = self.use.constraint(
             self.model, self.tokenizer, thinking if may_think and budget is None else None, options.constraint
         )
-        reasoning = reasoning_of(self.model, self.tokenizer, self.started, budget, constraint is not None)
+        reasoning = reasoning_of(
+            self.model, self.tokenizer, self.started, budget, constraint is not None, constraint is options.constraint
+        )
         keep = self.read.kept(self.tokenizer)
         return replace(options, keep_special=keep, constraint=constraint, reasoning=reasoning)
 

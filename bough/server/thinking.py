@@ -43,18 +43,28 @@ def started_in(form: AnswerFormat, tokenizer: Tokenizer, prompt: Sequence[int]) 
 
 
 def reasoning_of(
-    form: AnswerFormat, tokenizer: Tokenizer, started: bool | None, budget: int | None, constrained: bool
+    form: AnswerFormat,
+    tokenizer: Tokenizer,
+    started: bool | None,
+    budget: int | None,
+    constrained: bool,
+    optional: bool = False,
 ) -> Reasoning | None:
-    """What the engine has to know of the reasoning in an answer; None where it makes no difference."""
+    """What the engine has to know of the reasoning in an answer; None where it makes no difference.
+
+    ``optional``: a model that decides by itself whether it reasons may do so before the constrained part without a
+    budget too, if its tag is one token: a longer one might begin as an answer does.
+    """
     thinking = form.reasoning
     if thinking is None or started is False:
         return None
     end = tuple(tokenizer.encode(thinking.closes, add_special=False))
     if started or thinking.assumed:
         return Reasoning(end=end, budget=budget) if constrained or budget is not None else None
-    if budget is None:
+    begin = tuple(tokenizer.encode(thinking.opens, add_special=False))
+    if budget is None and not (constrained and optional and len(begin) == 1 and not thinking.channels):
         return None
-    return Reasoning(end=end, budget=budget, begin=tuple(tokenizer.encode(thinking.opens, add_special=False)))
+    return Reasoning(end=end, budget=budget, begin=begin)
 
 
 def thoughtful(

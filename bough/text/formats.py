@@ -53,10 +53,13 @@ def find_tools(name: str, template: str) -> Family | None:
 
 
 def find_reasoning(name: str, template: str) -> ReasoningFormat | None:
-    """As :func:`find_tools`, for reasoning."""
+    """As :func:`find_tools`, for reasoning; ``OPEN...CLOSE`` for what is between any two tags."""
     if name in ("auto", "none"):
         return detect_reasoning(template) if name == "auto" else None
+    opens, dots, closes = (part.strip() for part in name.partition("..."))
+    if dots and opens and closes:
+        return reasoning_families.of_tags(opens, closes)
     if (family := reasoning_families.BY_NAME.get(name)) is None:
         known = ", ".join(sorted(reasoning_families.BY_NAME))
-        raise ConfigError(f"unknown reasoning parser {name!r}; known: auto, none, {known}")
+        raise ConfigError(f"unknown reasoning parser {name!r}; known: auto, none, OPEN...CLOSE, {known}")
     return family

@@ -55,6 +55,12 @@ def wide(n: int, **more: Any) -> Any:
     return {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(n)}, **more}
 
 
+def repeated(form: Any, depth: int) -> Any:
+    for _ in range(depth):
+        form = {"type": "repeat", "min": 1000, "max": 1000, "content": form}
+    return form
+
+
 BOMBS: dict[str, Callable[[int], Fields]] = {
     "any of many objects": lambda i: schema(nested_one_of(4, 5, i + 1)),
     "any of many more objects": lambda i: schema(nested_one_of(6, 4, i + 1)),
@@ -99,6 +105,12 @@ BOMBS: dict[str, Callable[[int], Fields]] = {
     "many tags": lambda i: {"structured_outputs": {"structural_tag": {
         "structures": [{"begin": f"<{i}f{n}>", "schema": wide(5), "end": "</f>"} for n in range(1_000)],
         "triggers": ["<"],
+    }}},
+    "repeated formats": lambda i: {"structured_outputs": {"structural_tag": {
+        "format": repeated({"type": "regex", "pattern": f"[a-z{i}]{{1,100}}"}, 3)
+    }}},
+    "excluded texts": lambda i: {"structured_outputs": {"structural_tag": {
+        "format": {"type": "any_text", "max_chars": 100_000, "excludes": [f"word {i} {n}" for n in range(250)]}
     }}},
 }  # fmt: skip
 

@@ -78,6 +78,18 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
             }}},
             "<f>7</f>",
         ),
+        (
+            {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": {
+                "type": "sequence", "elements": [
+                    {"type": "const_string", "value": "so: "},
+                    {"type": "or", "elements": [{"type": "regex", "pattern": "[ab]{3}"},
+                                                {"type": "json_schema", "json_schema": {"enum": [7, 8]}}]},
+                    {"type": "json_schema", "style": "qwen_xml", "json_schema": {
+                        "type": "object", "properties": {"n": {"type": "string", "enum": ["x", "y"]}},
+                        "required": ["n"]}},
+                ]}})}},
+            "so: ([ab]{3}|7|8)<parameter=n>\n[xy]\n</parameter>\n",
+        ),
     ],
     ids=lambda value: "/".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

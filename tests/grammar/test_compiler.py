@@ -138,7 +138,7 @@ def test_rules_that_are_many_or_circular_are_no_chain() -> None:
         (Constraint(kind="json_schema", text='{"items": {"minItems": 5000}}'), "minItems is 5000"),
         (
             Constraint(kind="json_schema", text=json.dumps({"anyOf": [{"$ref": f"#/$defs/{i}"} for i in range(600)]})),
-            "ref has 600 targets",
+            "ref has more than 500 targets",
         ),
         (
             Constraint(

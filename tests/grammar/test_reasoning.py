@@ -97,3 +97,22 @@ def test_what_does_not_begin_with_the_tag_is_the_constraints() -> None:
     write_only(bits, 5)
     allow(bits, 63)
     assert allowed_ids(bits[None], VOCAB)[0] == [5, 63]
+
+
+def test_a_tag_of_several_tokens_beside_a_constraint_has_to_go_on() -> None:
+    allowed = [token for token in FakeMatcher(Automaton(1), -1).allowed if token not in EOS]
+    barred = next(token for token in range(VOCAB) if token not in (*allowed, *EOS))
+    reasoning = Reasoning(end=(7,), budget=1, begin=(barred, 8, 9))
+    matcher = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    assert matcher.opening == barred and matcher.accept(barred)
+    for n, token in enumerate((8, 9)):
+        assert matcher.inside and not matcher.free and not matcher.ended
+        assert matcher.forced(9) == [8, 9][n:] and mask(matcher) == [token]
+        assert not matcher.accept(allowed[0]) and matcher.accept(token)
+    assert matcher.inside and matcher.forced(9) == [] and matcher.accept(50) and matcher.forced(9) == [7]
+    # What the constraint allows is not taken for the tag.
+    twin = FakeMatcher(Automaton(1), -1)
+    assert twin.accept(allowed[0])
+    reasoning = Reasoning(end=(7,), budget=1, begin=(allowed[0], 8))
+    matcher = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    assert matcher.accept(allowed[0]) and not matcher.inside and matcher.forced(5) == twin.forced(5)

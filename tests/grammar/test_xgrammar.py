@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
 from bough.grammar.base import Vocabulary
 from bough.grammar.llguidance import LLTemplate
+from bough.text.tokenizer import Tokenizer
 
 pytest.importorskip("xgrammar", reason="needs pip install 'bough[xgrammar]'")
 
 from bough.grammar.xgrammar import XGrammar, XGTemplate
+
+from .test_backends import masks
 
 SLOW = Constraint(kind="json_schema", text=json.dumps({"enum": [f"value {i}" for i in range(20_000)]}))
 QUICK = Constraint(kind="regex", text="[ab]+")
@@ -67,6 +71,36 @@ def test_what_it_ignores_is_still_refused(backend: XGrammar) -> None:
     for schema in ('{"type": "array", "uniqueItems": true}', '{"not": {"type": "null"}}', '{"type": "nonsense"}'):
         with pytest.raises(InvalidRequest):
             backend.compile(Constraint(kind="json_schema", text=schema))
+
+
+def test_tokens_that_are_no_text_are_in_none(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    described, call = json.loads(vocabulary.json), tokenizer.vocab_size
+    described["added_tokens"].append({
+        "id": call, "content": "<tool_call>", "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": False,
+    })  # fmt: skip
+    known = replace(
+        vocabulary, json=json.dumps(described), n_tokens=call + 1,
+        token_bytes=lambda token: b"<tool_call>" if token == call else tokenizer.token_bytes(token),
+    )  # fmt: skip
+    backend, size = XGrammar(known), vocabulary.size
+    try:
+        apart = {call, *tokenizer.special_ids}
+        for text in ("<tool_call>", *vocabulary.special):
+            one = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
+            for schema, written in (({"const": text}, json.dumps(text)), (one, json.dumps([f"a{text}b"]))):
+                template = backend.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
+                assert isinstance(template, XGTemplate)
+                matcher = template.matcher()
+                for token in tokenizer.encode_plain(written):
+                    allowed = masks(backend, matcher, size)
+                    assert token in allowed and not apart & set(allowed) and matcher.accept(token)
+        tags = {"structures": [{"begin": "<tool_call>", "schema": {"enum": ["x"]}, "end": "</f>"}],
+                "triggers": ["<tool_call>"]}  # fmt: skip
+        template = backend.compile(Constraint(kind="structural_tag", text=json.dumps(tags)))
+        assert isinstance(template, LLTemplate) and call in masks(backend, template.matcher(), size)
+    finally:
+        backend.close()
 
 
 def test_a_compile_that_takes_too_long_ends_alone(backend: XGrammar) -> None:

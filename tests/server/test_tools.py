@@ -16,6 +16,9 @@ from bough.base.constraint import Constraint
 from bough.base.errors import ConfigError
 from bough.base.messages import Finish
 from bough.server.service import check_config
+from bough.server.thinking import reasoning_of
+from bough.text.formats import AnswerFormat
+from bough.text.reasoning.families import of_tags
 
 from .scripted import EOS, MODEL, Running, make_config, make_tokenizer, running_server
 
@@ -171,8 +174,9 @@ def test_thinking_budget(hermes: Running, client: openai.OpenAI, name: str) -> N
     assert tokenizer.decode(request.reasoning.end) == "</think>"
     fields = answering(hermes, f"{THOUGHT}{CALL}")
     fields["extra_body"][name] = 7
-    with pytest.raises(openai.BadRequestError, match="several tokens"):
-        client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required")
+    client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required")
+    request = sent(hermes, fields)
+    assert request.reasoning.budget == 7 and request.constraint.kind == "grammar"
     for value in (-1, "many"):
         fields = answering(hermes, CALL)
         fields["extra_body"][name] = value
@@ -432,3 +436,14 @@ def test_what_the_engine_refuses_names_the_field(
     answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body)
     error = answer.json() if not stream else json.loads(answer.text.split("data: ")[-2])
     assert (error["error"]["param"], error["error"]["message"]) == (param, told)
+
+
+def test_a_model_that_decides_may_think_before_its_constraint() -> None:
+    tokenizer = make_tokenizer()
+    mark = tokenizer.special_tokens[0]
+    one, several = (AnswerFormat(None, of_tags(opens, "</think>")) for opens in (mark, "<think>"))
+    for form, optional, may in ((one, True, True), (one, False, False), (several, True, False)):
+        found = reasoning_of(form, tokenizer, None, None, True, optional)
+        assert (found is not None) == may and reasoning_of(form, tokenizer, False, None, True, optional) is None
+        assert reasoning_of(form, tokenizer, None, None, False, optional) is None
+        assert found is None or (found.begin == (tokenizer.token_id(mark),) and found.budget is None)

@@ -81,9 +81,26 @@ FAMILIES = (
 BY_NAME = {name: family for family in FAMILIES for name in (family.name, *family.aliases)}
 
 
+_WORDS = ("think", "thinking", "thought", "thoughts", "reasoning", "reason", "reflection", "scratchpad")
+_PAIRS = (
+    ("<{}>", "</{}>"), ("[{}]", "[/{}]"), ("<|{}|>", "<|/{}|>"), ("<|start_{}|>", "<|end_{}|>"),
+    ("<|begin_of_{}|>", "<|end_of_{}|>"), ("<|{}_start|>", "<|{}_end|>"), ("<|{}_begin|>", "<|{}_end|>"),
+)  # fmt: skip
+_TAGS = tuple(
+    tuple(change(mark.format(word)) for mark in pair)
+    for pair in _PAIRS for word in _WORDS for change in (str, str.upper)
+)  # fmt: skip
+"""Tags of models that are in no list; a template that has both of a pair writes or cuts out reasoning between them."""
+
+
+def of_tags(opens: str, closes: str) -> ReasoningFormat:
+    """The format of a model that thinks between two tags."""
+    return ReasoningFormat(name=f"{opens}...{closes}", opens=opens, closes=closes)
+
+
 def detect_reasoning(template: str) -> ReasoningFormat | None:
     """The format whose marks are in the source of a chat template; None for a model that does not think."""
     for family in FAMILIES:
         if any(all(mark in template for mark in marks) for marks in family.marks):
             return family
-    return None
+    return next((of_tags(opens, closes) for opens, closes in _TAGS if opens in template and closes in template), None)

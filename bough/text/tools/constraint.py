@@ -34,7 +34,9 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _LINE_ENDS = re.compile(r"^(\n+)")
 _ANY = "/(?s:.*)/"
-_TEXT = f"TEXT: {_ANY}"
+_TERMINALS = (f"TEXT: {_ANY}", r"BYTES: ~/[^\s\S]/")
+"""Any text, and any bytes. What must not occur is barred with any bytes behind it: with any text there, the lexer would
+have to search the rest of the allowed texts for one that is no text."""
 _STRING = TextValue(frozenset(("string",)))
 
 
@@ -92,6 +94,16 @@ class CallGrammar:
             text["stop_after_first"] = True
         return Constraint(kind="structural_tag", text=json.dumps(text, ensure_ascii=False))
 
+    def arguments(self, schema: Schema) -> str:
+        """Grammar of the parameters of a call as the family writes them, without JSON. Raises Unwritable."""
+        self._rules = []
+        [part] = [part for part in self._form.call if isinstance(part, Parameters)]
+        return self._whole(self._arguments(part, schema))
+
+    def _whole(self, items: Sequence[str]) -> str:
+        self._rule("start", *items)
+        return "\n".join(["%llguidance {}", *self._rules, *_TERMINALS])
+
     def _calls(self, tools: Mapping[str, Schema], parallel: bool) -> str:
         """What derives the calls of an answer, whose rules are made afresh."""
         self._rules = []
@@ -105,14 +117,14 @@ class CallGrammar:
         if thinking is not None:
             self._rule("thinking", *self._thinking(thinking))
             start = f"thinking? {start}"
-        grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, _TEXT])
+        grammar = "\n".join(["%llguidance {}", f"start: {start}", *self._rules, *_TERMINALS])
         return Constraint(kind="grammar", text=grammar)
 
     def _free_text(self, thinking: ReasoningFormat | None) -> str:
         """Text that no format of the family reads as a call, as a terminal."""
         marks = [*self._family.triggers, *([thinking.opens.strip()] if thinking is not None else [])]
-        barred = [rf"{SPACE}[\[{{](?s:.*)", *(f"(?s:.*){literal(mark)}(?s:.*)" for mark in marks)]
-        return " & ".join([_ANY, *(f"~/{each}/" for each in barred)])
+        barred = [rf"/{SPACE}[\[{{]/ BYTES", *(f"BYTES /{literal(mark)}/ BYTES" for mark in marks)]
+        return " & ".join([_ANY, *(f"~({each})" for each in barred)])
 
     def _structure(self, name: str, schema: Schema) -> dict[str, Any]:
         """One call of the tool ``name``, in a section of its own, as a structural tag."""
@@ -135,8 +147,7 @@ class CallGrammar:
                     body = {"schema": dict(schema)}
                 case Arguments() | Parameters():
                     self._rules = []
-                    self._rule("start", *self._part(part, name, schema))
-                    body = {"grammar": "\n".join(["%llguidance {}", *self._rules, _TEXT])}
+                    body = {"grammar": self._whole(self._part(part, name, schema))}
                 case _:
                     pass
             if body is None:
@@ -191,11 +202,7 @@ class CallGrammar:
                 return [embedded(schema)]
             case Parameters() | Arguments():
                 try:
-                    whole = object_schema(schema)
-                    if isinstance(part, Parameters):
-                        return self._parameters(part, whole)
-                    assert part.notation is not None
-                    return self._keywords(part.notation, whole)
+                    return self._arguments(part, schema)
                 except Unwritable as error:
                     raise InvalidRequest(
                         f"tools: {error.keyword} in the parameters of {name} cannot be enforced for this model's calls",
@@ -203,6 +210,14 @@ class CallGrammar:
                     ) from None
             case _:
                 return []
+
+    def _arguments(self, part: Parameters | Arguments, schema: Schema) -> list[str]:
+        """Arguments that are not written as JSON. Raises Unwritable."""
+        whole = object_schema(schema)
+        if isinstance(part, Parameters):
+            return self._parameters(part, whole)
+        assert part.notation is not None
+        return self._keywords(part.notation, whole)
 
     def _parameters(self, part: Parameters, schema: Schema) -> list[str]:
         items = []
@@ -235,8 +250,8 @@ class CallGrammar:
         stop = end.strip()
         if any(stop in text for text in found.strings):
             raise Unwritable("enum")
-        barred = [rf"(?s:.*){literal(stop)}(?s:.*)", *read_differently(value, end)]
-        not_barred = [f"~/{expression}/" for expression in barred]
+        barred = [f"BYTES /{literal(stop)}/ BYTES", *read_differently(value, end)]
+        not_barred = [f"~({each})" for each in barred]
         ways = [
             " & ".join([*(f"/{each}/" for each in patterns or ("(?s:.*)",)), *not_barred])
             for patterns in found.patterns

@@ -130,7 +130,7 @@ def forms(spec: Any, root: Schema) -> Forms:
 
 
 def read_differently(value: TextValue, end: str) -> list[str]:
-    """Regular expressions of the texts before ``end`` that ``value`` may read as something other than themselves.
+    """Terminals for the texts before ``end`` that ``value`` may read as something other than themselves.
 
     Among them are those that go on behind a number or a constant as ``end`` begins: a lexer, which takes the longest
     match, could not tell these from the number with its end.
@@ -140,8 +140,8 @@ def read_differently(value: TextValue, end: str) -> list[str]:
     types = value.types or frozenset(_TYPES)
     scalars = dict.fromkeys(part for kind, part in _SCALARS.items() if kind in types)
     return [
-        *(f"{SPACE}{part}{SPACE}(?:{literal(end[0])}(?s:.*))?" for part in scalars),
-        *(f"{SPACE}{head}(?s:.*)" for kind, head in _HEADS.items() if kind in types),
+        *(f"/{SPACE}{part}{SPACE}/ (/{literal(end[0])}/ BYTES)?" for part in scalars),
+        *(f"/{SPACE}{head}/ BYTES" for kind, head in _HEADS.items() if kind in types),
     ]
 
 

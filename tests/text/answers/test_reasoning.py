@@ -137,6 +137,10 @@ def test_time_is_linear(name: str) -> None:
     ("[THINK]", "magistral"),
     ("<|channel|> <|message|>", "gpt-oss"),
     ("◁think▷", "kimi"),
+    ("<|START_THINKING|> <|END_THINKING|>", "<|START_THINKING|>...<|END_THINKING|>"),
+    ("<|begin_of_thought|>{{ x.split('<|end_of_thought|>') }}", "<|begin_of_thought|>...<|end_of_thought|>"),
+    ("<thinking>{{ x }}</thinking>", "<thinking>...</thinking>"),
+    ("<thinking>", None),
 ])  # fmt: skip
 def test_formats_are_known_by_their_templates(template: str, name: str | None) -> None:
     found = detect_reasoning(template)
@@ -158,3 +162,15 @@ def test_names() -> None:
         find_tools("x", "")
     with pytest.raises(ConfigError, match="unknown reasoning parser"):
         find_reasoning("x", "")
+    for name in ("...", "<a>...", "...</a>"):
+        with pytest.raises(ConfigError, match="OPEN...CLOSE"):
+            find_reasoning(name, "")
+
+
+def test_any_two_tags() -> None:
+    form = find_reasoning("<plan> ... </plan>", "")
+    assert form is not None and (form.opens, form.closes) == ("<plan>", "</plan>")
+    for text, started in (("<plan>\nFirst.\n</plan>\n\nDone.", None), ("First.</plan>Done.", True)):
+        for cut in range(len(text)):
+            made = AnswerParser(form, started=started)
+            assert in_pieces(made, text, [cut]) == [Reasoning("First."), Content("Done.")]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bough.base.errors import InvalidRequest
+from bough.grammar.composed import grammar_of_tags
 from bough.text.events import CallArguments
 from bough.text.reasoning.families import BY_NAME as REASONING
 from bough.text.tools.constraint import CallGrammar
@@ -129,6 +130,19 @@ def test_texts_that_would_be_read_as_other_values(name: str) -> None:
     either = schema_of({"anyOf": [{"type": "string", "pattern": "[0-9]"}, {"type": "integer", "minimum": 3}]})
     assert not accepted(grammar_of(name, either), write_calls(BY_NAME[name], [("f", {"a": "2"})]))
     assert accepted(grammar_of(name, either), write_calls(BY_NAME[name], [("f", {"a": "2 to 4"})]))
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("argument", [
+    {"type": "string", "maxLength": 1000}, {"type": "string", "minLength": 100, "maxLength": 5000},
+    {"type": ["string", "integer"], "maxLength": 1000}, {"type": "string", "pattern": "x[a-z ]+", "maxLength": 1000},
+])  # fmt: skip
+def test_long_texts_may_end_early(name: str, argument: dict[str, Any]) -> None:
+    schema = schema_of(argument)
+    call = write_calls(BY_NAME[name], [("f", {"a": "x words " * 20})])
+    assert accepted(grammar_of(name, schema), call)
+    tags = CallGrammar(BY_NAME[name], {}).tags({"f": schema}, parallel=True)
+    assert accepted(grammar_of_tags(tags, {}, {}), f"So: {call}")
 
 
 def end_of(name: str) -> str:
