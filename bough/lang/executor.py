@@ -252,13 +252,13 @@ class StreamExecutor:
             told["budget"] = limits.tokens
         if (left := self.program.seconds_left()) is not None:
             told["deadline"] = left
-        if self._pending_calls():
-            told["next_uses"] = 1
-        elif self._ended:
-            told["next_uses"] = 0
-            if all(m is self or m.is_finished for m in list(self.program.members)):
+        pending = [node for node, _ in self._queue if isinstance(node, _MODEL)]
+        if self._ended:
+            if not any(isinstance(node, SglAct) for node in pending):
+                told["next_uses"] = len(pending)
+            if not pending and all(m is self or m.is_finished for m in list(self.program.members)):
                 told["end"] = True
-        elif self.next_text:
+        elif self.next_text and not pending:
             told["after"] = self.next_text
         return told
 
@@ -388,9 +388,6 @@ class StreamExecutor:
         """Tell the backend when the last state of the program is done."""
         if self._ended and self.program.at_rest() and self.program.end():
             self.backend.end_program(self)
-
-    def _pending_calls(self) -> bool:
-        return any(isinstance(node, _MODEL) for node, _ in self._queue)
 
     def _block(self, event: Signal, timeout: float | None = None) -> bool:
         if event.is_set():

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,14 @@ from bough.sim.clocked import ClockedDevice, Cost, Time
 
 RECORDED_SPEED = 150.0
 """Tokens per second that the models of the recorded traces generated: what is left of a gap is the program's pause."""
+Event = Literal["enters", "says", "leaves"]
+"""What becomes of a request: it is admitted, generates a token, ends."""
+Told = Literal["pauses", "uses", "future"]
+"""What a program says with each request: the pause after it, also how many follow, or what no program can know: how
+much memory it is going to hold, for how long. The last goes first by the shortest deadline, so it is the bound of what
+an order of programs can do."""
+FAR = 1e6
+"""Seconds that no replay takes: deadlines beyond it order programs and hurry nobody."""
 PATIENCE = 0.05
 """Seconds that pass at once while everybody waits and nobody may run."""
 
@@ -184,6 +192,11 @@ def footprint(tasks: Iterable[Task]) -> int:
     return len(np.unique(np.concatenate([call.ids for task in tasks for call in task.calls])))
 
 
+def held(calls: Iterable[Call], cost: Cost) -> float:
+    """Tokens times seconds that ``calls`` hold in the cache: each for as long as it generates alone, and pauses."""
+    return sum((len(c.ids) + len(c.answer)) * (cost.unit * len(c.answer) * cost.step + c.pause) for c in calls)
+
+
 @dataclass(slots=True)
 class Entry:
     """One request of a replay, as it was admitted: what a clairvoyant cache is asked for."""
@@ -202,7 +215,7 @@ class Result:
         completion: per program, from when its client opened it to its last token.
         latency: per request, from arrival to its last token.
         seconds: until the last program ended; ``busy`` of them the device computed.
-        log: ``(True, i)`` where request i was admitted and ``(False, i)`` where it ended, in order.
+        log: what became of request i, ``(event, i)`` in order.
     """
 
     prompt_tokens: int = 0
@@ -215,7 +228,7 @@ class Result:
     busy: float = 0.0
     steps: int = 0
     entries: list[Entry] = field(default_factory=list)
-    log: list[tuple[bool, int]] = field(default_factory=list)
+    log: list[tuple[Event, int]] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:
@@ -235,7 +248,7 @@ class Setting:
     page_size: int = 1
     max_running: int = 64
     step_tokens: int = 2048
-    envelope: bool = True
+    told: Told = "pauses"
     max_wait: float = 5.0
 
 
@@ -250,7 +263,7 @@ class Replay:
         longest = max(len(c.ids) + len(c.answer) for t in tasks for c in t.calls)
         top = max(int(max(c.ids.max(), c.answer.max())) for t in tasks for c in t.calls)
         self.result = Result()
-        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted)
+        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted, self._said)
         self.kv = KVManager(
             setting.pool // setting.page_size * setting.page_size, setting.page_size, setting.max_running, longest,
             setting.eviction,
@@ -273,7 +286,10 @@ class Replay:
         self._serial = 0
 
     def _admitted(self, seed: int) -> None:
-        self.result.log.append((True, seed))
+        self.result.log.append(("enters", seed))
+
+    def _said(self, seed: int) -> None:
+        self.result.log.append(("says", seed))
 
     def run(self) -> Result:
         """Play everything; the measures."""
@@ -321,9 +337,7 @@ class Replay:
         seed = len(self.result.entries)
         self.result.entries.append(Entry(call.ids, call.answer))
         self._answers[seed] = call.answer.tolist()
-        program = None
-        if self._setting.envelope and len(task.calls) > 1:
-            program = Program(id=task.name, end=index + 1 == len(task.calls), pause=call.pause)
+        program = self._envelope(task, index) if len(task.calls) > 1 else None
         rid = f"{task.name}/{index}"
         self._sent[rid] = number, index, self._time.now, seed
         self.scheduler.receive(
@@ -335,6 +349,16 @@ class Replay:
             )
         )
 
+    def _envelope(self, task: Task, index: int) -> Program:
+        told, follow = self._setting.told, len(task.calls) - index - 1
+        deadline = None
+        if told == "future":
+            deadline = FAR + held(task.calls[index:], self._setting.cost) - self._time.now
+        return Program(
+            id=task.name, end=not follow, pause=task.calls[index].pause, deadline=deadline,
+            next_uses=None if told == "pauses" else follow,
+        )  # fmt: skip
+
     def _read(self) -> Iterator[int]:
         """Take the outbox, send what follows; the programs that are done."""
         result = self.result
@@ -342,7 +366,7 @@ class Replay:
         for output in (o for m in outbox if isinstance(m, Outputs) for o in m.items if o.finish is not None):
             assert output.finish is not None and output.finish.kind == "length", output
             number, index, since, seed = self._sent.pop(output.rid)
-            result.log.append((False, seed))
+            result.log.append(("leaves", seed))
             result.entries[seed].cached = output.n_cached
             result.latency.append(self._time.now - since)
             calls = self._tasks[number].calls
