@@ -249,6 +249,7 @@ class Programs:
         state.reqs[request.rid] = req
         state.calls += 1
         state.held = len(request.ids) // 4
+        self._weigh(state)
         self._settle(state)
         return state
 
@@ -432,6 +433,10 @@ class Programs:
 
     def _serve(self, state: ProgramState, n_tokens: int) -> None:
         state.service += n_tokens
-        state.level = (state.expected // self.first_level).bit_length()
         self.service += n_tokens
+        self._weigh(state)
+
+    def _weigh(self, state: ProgramState) -> None:
+        """What is expected of ``state`` may have changed."""
+        state.level = (state.expected // self.first_level).bit_length()
         self._moved[state.number] = state
