@@ -2,10 +2,9 @@
 
 Closed loop: so many programs are open at a time, each call comes after the answer and the pause before it, and the next
 program opens when one ends. The cache is a share of the distinct tokens of all prompts. What a policy is compared with:
-``fcfs`` and ``lpm`` without hints (least recently used), and a clairvoyant cache under the same admissions. There are
-two of them: one where what runs takes up room as it generates, and a freer one where it does not, which no cache can
-reach. ``declared`` is ``program`` where each request says how many follow. ``foresight`` orders programs by what they
-are going to hold, which nobody can know, and bounds what an order can do. Programs of one call, that share nothing or
+``fcfs`` and ``lpm`` without hints (least recently used), and a clairvoyant cache under the same admissions.
+``declared`` is ``program`` where each request says how many follow. ``foresight`` orders programs by what they are
+going to hold, which nobody can know, and shows what that would be worth. Programs of one call, that share nothing or
 come from a chat trace, show what the policy costs those who have no use for it.
 """
 
@@ -44,7 +43,7 @@ POLICIES: dict[str, tuple[PolicyName, str, Told]] = {
     "foresight": ("program", "program", "future"),
 }
 """Row -> scheduling and eviction policy, and what the programs say."""
-COLUMNS = ("hit_rate", "clairvoyant", "clairvoyant_free", "completion_mean_s", "completion_p99_s", "busy", "retracted")
+COLUMNS = ("hit_rate", "clairvoyant", "completion_mean_s", "completion_p99_s", "busy", "retracted")
 
 
 def costs() -> dict[str, Cost]:
@@ -163,14 +162,11 @@ def _played(tasks: list[Task], setting: Setting) -> dict[str, Any]:
     result = Replay(tasks, setting).run()
     host = time.perf_counter() - began
     hits = clairvoyant_hits(result.entries, result.log, setting.pool)
-    free = [(event, i) for event, i in result.log if event != "says"]
-    more = clairvoyant_hits(result.entries, free, setting.pool)
     return {
         "eviction": setting.eviction,
         "speed": setting.speed,
         "pool_tokens": setting.pool * setting.cost.unit,
         "clairvoyant": round(hits / result.prompt_tokens, 4),
-        "clairvoyant_free": round(more / result.prompt_tokens, 4),
         **_figures(result),
         "host_s": round(host, 2),
     }

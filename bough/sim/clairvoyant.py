@@ -11,22 +11,22 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from bough.sim.programs import Entry, Event
+from bough.sim.programs import Entry
 
 NEVER = 1 << 60
 
 
-def clairvoyant_hits(entries: Sequence[Entry], log: Sequence[tuple[Event, int]], n_tokens: int) -> int:
+def clairvoyant_hits(entries: Sequence[Entry], log: Sequence[tuple[bool, int]], n_tokens: int) -> int:
     """Prompt tokens that a cache of ``n_tokens`` finds when requests enter and leave in the order of ``log``.
 
-    What a request uses stays while it runs, with what it has said so far as the log tells; what of its answer the log
-    leaves out enters the cache when it ends. As in the real cache, the last token of a prompt is always computed.
+    What a request uses stays while it runs; its answer enters the cache when it ends, which costs the clairvoyant
+    less room than the real cache. As there, the last token of a prompt is always computed.
     """
     return _Clairvoyant(entries, log, n_tokens).run()
 
 
 class _Clairvoyant:
-    def __init__(self, entries: Sequence[Entry], log: Sequence[tuple[Event, int]], n_tokens: int) -> None:
+    def __init__(self, entries: Sequence[Entry], log: Sequence[tuple[bool, int]], n_tokens: int) -> None:
         self._entries = entries
         self._log = log
         self._room = n_tokens
@@ -35,48 +35,33 @@ class _Clairvoyant:
         self._cached: set[int] = set()
         self._farthest: list[tuple[int, int, int]] = []
         self._depth: dict[int, int] = {}
-        self._said: Counter[int] = Counter()
         for place in range(len(log) - 1, -1, -1):
-            event, number = log[place]
-            if event == "enters":
-                for token in entries[number].ids.tolist():
+            admitted, number = log[place]
+            if admitted:
+                for token in entries[number].ids[:-1].tolist():  # the last one is computed wherever it is
                     self._uses.setdefault(token, []).append(place)
 
     def run(self) -> int:
         hits = 0
-        for place, (event, number) in enumerate(self._log):
+        for place, (admitted, number) in enumerate(self._log):
             entry = self._entries[number]
-            if event == "says":
-                self._says(entry, number)
-                continue
-            prompt, answer = entry.ids.tolist(), entry.answer.tolist()
-            if event == "enters":
+            prompt = entry.ids.tolist()
+            if admitted:
                 hits += self._hit(prompt)
                 for token in prompt:
-                    uses = self._uses[token]
+                    uses = self._uses.get(token, [])
                     while uses and uses[-1] <= place:
                         uses.pop()
                     self._pins[token] += 1
                 self._enter(prompt, 0)
             else:
-                self._enter(answer, len(prompt))
-                for token in prompt + answer[: self._said.pop(number, 0)]:
-                    self._unpin(token)
+                self._enter(entry.answer.tolist(), len(prompt))
+                for token in prompt:
+                    self._pins[token] -= 1
+                    if not self._pins[token]:
+                        del self._pins[token]
+                        self._offer(token)
         return hits
-
-    def _says(self, entry: Entry, number: int) -> None:
-        n = self._said[number]
-        if n < len(entry.answer):
-            self._said[number] = n + 1
-            token = int(entry.answer[n])
-            self._pins[token] += 1
-            self._enter([token], len(entry.ids) + n)
-
-    def _unpin(self, token: int) -> None:
-        self._pins[token] -= 1
-        if not self._pins[token]:
-            del self._pins[token]
-            self._offer(token)
 
     def _hit(self, prompt: list[int]) -> int:
         n = 0

@@ -62,20 +62,14 @@ class ClockedDevice:
     """An Executor that moves ``time`` on by the cost of each step, one step after the other.
 
     ``answers`` holds by seed the ids that a request generates; a request that has generated all of them gets 0.
-    ``admitted`` is told the seed of every request when it first gets a row, ``said`` whenever it generates a token.
+    ``admitted`` is told the seed of every request when it first gets a row.
     """
 
     def __init__(
-        self,
-        time: Time,
-        cost: Cost,
-        answers: dict[int, Sequence[int]],
-        admitted: Callable[[int], object],
-        said: Callable[[int], object],
+        self, time: Time, cost: Cost, answers: dict[int, Sequence[int]], admitted: Callable[[int], object]
     ) -> None:
         self._time = time
         self._admitted = admitted
-        self._said = said
         self._known: set[int] = set()
         self._cost = cost
         self._answers = answers
@@ -107,7 +101,6 @@ class ClockedDevice:
 
     def _next(self, row: int, position: int) -> int:
         seed, n_prompt = self._rows[row]
-        self._said(seed)
         answer, index = self._answers[seed], position - n_prompt
         return answer[index] if index < len(answer) else 0
 

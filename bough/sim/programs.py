@@ -31,12 +31,9 @@ from bough.sim.clocked import ClockedDevice, Cost, Time
 
 RECORDED_SPEED = 150.0
 """Tokens per second that the models of the recorded traces generated: what is left of a gap is the program's pause."""
-Event = Literal["enters", "says", "leaves"]
-"""What becomes of a request: it is admitted, generates a token, ends."""
 Told = Literal["pauses", "uses", "future"]
 """What a program says with each request: the pause after it, also how many follow, or what no program can know: how
-much memory it is going to hold, for how long. The last goes first by the shortest deadline, so it is the bound of what
-an order of programs can do."""
+much memory it is going to hold and for how long, as a deadline, so that whoever holds least goes first."""
 FAR = 1e6
 """Seconds that no replay takes: deadlines beyond it order programs and hurry nobody."""
 PATIENCE = 0.05
@@ -215,7 +212,7 @@ class Result:
         completion: per program, from when its client opened it to its last token.
         latency: per request, from arrival to its last token.
         seconds: until the last program ended; ``busy`` of them the device computed.
-        log: what became of request i, ``(event, i)`` in order.
+        log: ``(True, i)`` where request i was admitted and ``(False, i)`` where it ended, in order.
     """
 
     prompt_tokens: int = 0
@@ -228,7 +225,7 @@ class Result:
     busy: float = 0.0
     steps: int = 0
     entries: list[Entry] = field(default_factory=list)
-    log: list[tuple[Event, int]] = field(default_factory=list)
+    log: list[tuple[bool, int]] = field(default_factory=list)
 
     @property
     def hit_rate(self) -> float:
@@ -263,7 +260,7 @@ class Replay:
         longest = max(len(c.ids) + len(c.answer) for t in tasks for c in t.calls)
         top = max(int(max(c.ids.max(), c.answer.max())) for t in tasks for c in t.calls)
         self.result = Result()
-        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted, self._said)
+        self._device = ClockedDevice(self._time, setting.cost, self._answers, self._admitted)
         self.kv = KVManager(
             setting.pool // setting.page_size * setting.page_size, setting.page_size, setting.max_running, longest,
             setting.eviction,
@@ -286,10 +283,7 @@ class Replay:
         self._serial = 0
 
     def _admitted(self, seed: int) -> None:
-        self.result.log.append(("enters", seed))
-
-    def _said(self, seed: int) -> None:
-        self.result.log.append(("says", seed))
+        self.result.log.append((True, seed))
 
     def run(self) -> Result:
         """Play everything; the measures."""
@@ -366,7 +360,7 @@ class Replay:
         for output in (o for m in outbox if isinstance(m, Outputs) for o in m.items if o.finish is not None):
             assert output.finish is not None and output.finish.kind == "length", output
             number, index, since, seed = self._sent.pop(output.rid)
-            result.log.append(("leaves", seed))
+            result.log.append((False, seed))
             result.entries[seed].cached = output.n_cached
             result.latency.append(self._time.now - since)
             calls = self._tasks[number].calls
