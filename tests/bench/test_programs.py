@@ -49,6 +49,8 @@ def best(paths: list[Entry], room: int) -> int:
 
 @settings(max_examples=60, deadline=None)
 @example([[1, 0], [1, 1], [0, 0, 0], [1, 0], [1, 1, 0]], 6)
+@example([[0, 0], [1, 0], [0], [0, 0, 0]], 4)
+@example([[0, 0], [0], [1, 0], [0, 0, 0]], 4)
 @given(PATHS, st.integers(4, 7))
 def test_nobody_hits_more_than_the_clairvoyant(paths: list[list[int]], room: int) -> None:
     found = entries(paths)
