@@ -50,6 +50,7 @@ class Limits:
     priority_abs: int = 1 << 20
     program_chars: int = 128
     program_width: int = 1024
+    program_text_bytes: int = 64 << 20
     queue_requests: int = 4096
     queue_tokens: int = 16 << 20
     read_seconds: float = 30.0

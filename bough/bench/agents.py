@@ -2,7 +2,9 @@
 
 The branches run as one fork, as as many plain requests at once, and as those without a prefix cache. The agents take
 turns: each call's prompt is the conversation so far, between two calls lies a pause as a tool makes it, and the KV pool
-holds a part of all conversations. They run under ``lpm``, and under the policy and the eviction ``program``.
+holds a part of all conversations. They run under ``lpm``, and under the policy and the eviction ``program``. A few
+agents in a roomy pool say what they append to each answer, an instruction that is always the same; it is computed in
+their pauses, or is not.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bough.base.cli import add_arguments, from_arguments
 from bough.base.config import Config
+from bough.base.errors import ConfigError
 from bough.bench.measures import Figures, percentile, table
 from bough.bench.text import words
 
 if TYPE_CHECKING:
     from bough.engine.async_engine import AsyncEngine
+
+Row = tuple[Config, "Callable[[AsyncEngine], Awaitable[Figures]]"]
+"""Of an engine, and what is measured on it."""
 
 BRANCHES, PREFIX, SAID = 16, 1000, 32
 """Branches, tokens of their prefix, tokens of an answer."""
@@ -33,14 +39,18 @@ POOL_SHARE = 4
 """The agents' pool holds the last conversations of one in so many."""
 PAUSES = (0.2, 1.0)
 """Seconds of a tool, from and to."""
+FEW, INSTRUCTION = 4, 256
+"""Agents that say what they append, and its tokens."""
 HEARTBEAT = 0.6
 """Seconds after which the counters of an idle engine are there."""
-COLUMNS = ("generated_per_s", "computed_tokens", "hit_rate", "completion_mean_s", "completion_p99_s", "seconds")
+COLUMNS = ("generated_per_s", "computed_tokens", "hit_rate", "answer_mean_s", "completion_mean_s",
+           "completion_p99_s", "seconds")  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The model and the device; the workload is fixed."""
+    """The model, the device and the rows; the workload is fixed."""
     add_arguments(parser, ("model", "device"))
+    parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose names begin so (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -48,27 +58,42 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from bough.base.log import configure
 
     configure("bench", "warning")
-    return {"rows": asyncio.run(_rows(from_arguments(arguments, Config())))}
+    rows = _rows(from_arguments(arguments, Config()))
+    chosen = {name: row for name, row in rows.items() if name.startswith(arguments.rows)}
+    if not chosen:
+        raise ConfigError(f"no row begins with {arguments.rows!r}; there are {', '.join(rows)}")
+    return {"rows": asyncio.run(_all(chosen))}
 
 
-async def _rows(config: Config) -> dict[str, Figures]:
+async def _all(rows: dict[str, Row]) -> dict[str, Figures]:
+    return {name: await _measured(config, work) for name, (config, work) in rows.items()}
+
+
+def _rows(config: Config) -> dict[str, Row]:
     context = TASK + TURNS * (SAID + RESULT)
     room, pool = 2 * BRANCHES * PREFIX, AGENTS * context // POOL_SHARE
     return {
-        "branches, one fork": await _measured(_with(config, room), _forked),
-        "branches, plain requests": await _measured(_with(config, room), _plain),
-        "branches, no cache": await _measured(_with(config, room, cache="none"), _plain),
-        "agents, lpm": await _measured(_with(config, pool), _agents),
-        "agents, program": await _measured(_with(config, pool, policy="program"), _agents),
+        "branches, one fork": (_with(config, room), _forked),
+        "branches, plain requests": (_with(config, room), _plain),
+        "branches, no cache": (_with(config, room, cache="none"), _plain),
+        "agents, lpm": (_with(config, pool), _agents),
+        "agents, program": (_with(config, pool, policy="program"), _agents),
+        "pauses, computed ahead": (_with(config, room, policy="program"), _announcing),
+        "pauses, idle": (_with(config, room, policy="program", prefetch="off"), _announcing),
     }
 
 
 def _with(
-    config: Config, pool: int, cache: Literal["radix", "none"] = "radix", policy: Literal["lpm", "program"] = "lpm"
+    config: Config,
+    pool: int,
+    cache: Literal["radix", "none"] = "radix",
+    policy: Literal["lpm", "program"] = "lpm",
+    prefetch: Literal["on", "off"] = "on",
 ) -> Config:
     eviction: Literal["program", "lru"] = "program" if policy == "program" else "lru"
     kv = dataclasses.replace(config.kv, pool_tokens=pool, cache=cache, eviction=eviction)
-    return dataclasses.replace(config, kv=kv, schedule=dataclasses.replace(config.schedule, policy=policy))
+    schedule = dataclasses.replace(config.schedule, policy=policy, prefetch=prefetch)
+    return dataclasses.replace(config, kv=kv, schedule=schedule)
 
 
 async def _measured(config: Config, work: Callable[[AsyncEngine], Awaitable[Figures]]) -> Figures:
@@ -148,10 +173,34 @@ async def _agent(engine: AsyncEngine, number: int) -> float:
     return time.perf_counter() - began
 
 
+async def _announcing(engine: AsyncEngine) -> Figures:
+    answers = [
+        answer for agent in await asyncio.gather(*(_announced(engine, i) for i in range(FEW))) for answer in agent
+    ]
+    return {"answer_mean_s": round(sum(answers) / len(answers), 4)}
+
+
+async def _announced(engine: AsyncEngine, number: int) -> list[float]:
+    """Seconds of each call behind a pause; the agent has said how the next prompt goes on."""
+    rng = random.Random(f"announcing {number}")
+    instruction = await _prompt(engine, random.Random("instruction"), INSTRUCTION)
+    ids, seconds = await _prompt(engine, rng, TASK), list[float]()
+    for turn in range(TURNS):
+        pause, last, began = rng.uniform(*PAUSES), turn + 1 == TURNS, time.perf_counter()
+        after = () if last else tuple(instruction)
+        (said,) = await _ask(engine, ids, SAID, id=f"announcing {number}", pause=pause, end=last, after=after)
+        seconds.append(time.perf_counter() - began)
+        if not last:
+            await asyncio.sleep(pause)
+            ids = [*ids, *said, *instruction, *(await _prompt(engine, rng, RESULT))]
+    return seconds[1:]
+
+
 def summary(result: dict[str, Any]) -> str:
     """The rows as a table."""
-    return f"{BRANCHES} branches of {PREFIX} tokens; {AGENTS} agents of {TURNS} turns\n\n" + table(
-        result["rows"], COLUMNS, "workload"
+    return (
+        f"{BRANCHES} branches of {PREFIX} tokens; {AGENTS} agents of {TURNS} turns; {FEW} that say what follows\n\n"
+        + table(result["rows"], COLUMNS, "workload")
     )
 
 

@@ -2,8 +2,10 @@
 
 Closed loop: so many programs are open at a time, each call comes after the answer and the pause before it, and the next
 program opens when one ends. The cache is a share of the distinct tokens of all prompts. What a policy is compared with:
-``fcfs`` and ``lpm`` without hints (least recently used), and a clairvoyant cache under the same admissions. Programs of
-one call, that share nothing or come from a chat trace, show what the policy costs those who have no use for it.
+``fcfs`` and ``lpm`` without hints (least recently used), and a clairvoyant cache under the same admissions.
+``declared`` is ``program`` where each request says how many follow. ``foresight`` orders programs by what they are
+going to hold, which nobody can know, and shows what that would be worth. Programs of one call, that share nothing or
+come from a chat trace, show what the policy costs those who have no use for it.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from bough.base.errors import ConfigError
 from bough.bench.measures import Figures, percentile, table
 
 if TYPE_CHECKING:
+    from bough.base.config import PolicyName
     from bough.sim.clocked import Cost
-    from bough.sim.programs import Result, Setting, Task
+    from bough.sim.programs import Result, Setting, Task, Told
 
 AGENTS = {"agents": "agents_lmcache_k16_blk16.jsonl.gz", "texts": "lmcache_agent_trace_text.tar.xz"}
 CHATS = "mooncake_synthetic_trace.jsonl.gz"
@@ -32,7 +35,14 @@ CHAT_BLOCK = 512
 """The same in the chat trace."""
 CHAT_REQUESTS, CHAT_RATES = 1500, (0.5, 1.0, 2.0)
 """How much of the chat trace is played, and how many times faster than its own clock."""
-EVICTION = {"fcfs": "lru", "lpm": "lru", "program": "program"}
+POLICIES: dict[str, tuple[PolicyName, str, Told]] = {
+    "fcfs": ("fcfs", "lru", "pauses"),
+    "lpm": ("lpm", "lru", "pauses"),
+    "program": ("program", "program", "pauses"),
+    "declared": ("program", "program", "uses"),
+    "foresight": ("program", "program", "future"),
+}
+"""Row -> scheduling and eviction policy, and what the programs say."""
 COLUMNS = ("hit_rate", "clairvoyant", "completion_mean_s", "completion_p99_s", "busy", "retracted")
 
 
@@ -58,8 +68,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--programs", type=_counts, default=(16, 32), metavar="LIST", help="open at a time (default: 16,32)")
     add("--shares", type=_counts, default=(2, 5, 10, 20), metavar="LIST",
         help="size of the cache in percent of all distinct prompt tokens (default: 2,5,10,20)")  # fmt: skip
-    add("--policies", type=_names, default=tuple(EVICTION), metavar="LIST",
-        help=f"of {','.join(EVICTION)} (default: all)")  # fmt: skip
+    add("--policies", type=_names, default=tuple(POLICIES), metavar="LIST",
+        help=f"of {','.join(POLICIES)} (default: all)")  # fmt: skip
     add("--clock", choices=("cpu", "gpu"), default="cpu", help="the device that steps take the time of (default: cpu)")
 
 
@@ -89,7 +99,7 @@ def _name(cell: dict[str, Any]) -> str:
 
 
 def _agents(arguments: argparse.Namespace, workload: str, cost: Cost) -> Iterator[dict[str, Any]]:
-    from bough.sim.programs import Setting, agents, fitting, footprint, read_texts, read_trace
+    from bough.sim.programs import agents, fitting, footprint, read_texts, read_trace
 
     path = _existing(arguments.traces / AGENTS[workload])
     every = agents(read_texts(path) if path.name.endswith(".tar.xz") else read_trace(path), BLOCK, BLOCK)
@@ -98,13 +108,14 @@ def _agents(arguments: argparse.Namespace, workload: str, cost: Cost) -> Iterato
         tasks = fitting(every, pool)
         for n in arguments.programs:
             for policy in arguments.policies:
-                setting = Setting(pool, policy, EVICTION[policy], cost, open_programs=n, step_tokens=_step(cost))
-                yield {"workload": workload, "programs": n, "share": share} | _played(tasks, setting)
+                setting = _setting(policy, pool, cost, open_programs=n)
+                cell = {"workload": workload, "programs": n, "share": share, "policy": policy}
+                yield cell | _played(tasks, setting)
 
 
 def _alone(arguments: argparse.Namespace, workload: str, cost: Cost) -> Iterator[dict[str, Any]]:
     """Programs of one call, by a clock of their own: near to, at and beyond what the device can do."""
-    from bough.sim.programs import Setting, chats, fitting, footprint, independents, read_trace
+    from bough.sim.programs import chats, fitting, footprint, independents, read_trace
 
     if workload == "synthetic":
         records = read_trace(_existing(arguments.traces / CHATS))[:CHAT_REQUESTS]
@@ -120,14 +131,22 @@ def _alone(arguments: argparse.Namespace, workload: str, cost: Cost) -> Iterator
         tasks = fitting(every, pool)
         for speed in speeds:
             for policy in arguments.policies:
-                setting = Setting(pool, policy, EVICTION[policy], cost, speed=speed, step_tokens=_step(cost))
-                yield {"workload": workload, "programs": 0, "share": share} | _played(tasks, setting)
+                if POLICIES[policy][2] == "pauses":  # programs of one call have nothing else to say
+                    cell = {"workload": workload, "programs": 0, "share": share, "policy": policy}
+                    yield cell | _played(tasks, _setting(policy, pool, cost, speed=speed))
 
 
 def _speeds(tasks: list[Task], cost: Cost) -> list[float]:
     """Speeds of the trace's clock at which computing all prompts takes a half, all and twice the time there is."""
     span = max(task.arrival for task in tasks)
     return [rate * span / (cost.token * cost.unit * sum(t.n_prompt for t in tasks)) for rate in CHAT_RATES]
+
+
+def _setting(row: str, pool: int, cost: Cost, **load: Any) -> Setting:
+    from bough.sim.programs import Setting
+
+    policy, eviction, told = POLICIES[row]
+    return Setting(pool, policy, eviction, cost, told=told, step_tokens=_step(cost), **load)
 
 
 def _step(cost: Cost) -> int:
@@ -144,7 +163,6 @@ def _played(tasks: list[Task], setting: Setting) -> dict[str, Any]:
     host = time.perf_counter() - began
     hits = clairvoyant_hits(result.entries, result.log, setting.pool)
     return {
-        "policy": setting.policy,
         "eviction": setting.eviction,
         "speed": setting.speed,
         "pool_tokens": setting.pool * setting.cost.unit,

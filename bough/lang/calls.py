@@ -158,6 +158,8 @@ async def select(ex: StreamExecutor, expr: SglSelect, line: Line | None) -> None
 
 async def prefill(ex: StreamExecutor, line: Line | None) -> None:
     """Have the backend compute the text so far."""
+    if not ex.backend.wants_text(ex):
+        return
     async with recorded(ex, "prefill", None, line) as call:
         await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex))
 

@@ -52,7 +52,8 @@ class StreamExecutor:
     ``is_finished``, ``error_``.
 
     Backends also read ``lora_path``, the adapter of the current call, and ``next_text``, what is likely to follow its
-    answer. ``answered`` is the last gen, and the length of the text behind its answer.
+    answer. ``answered`` is the last gen, and the length of the text behind its answer; ``sent`` a call whose text the
+    backend keeps, and that text.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class StreamExecutor:
         self.lora_path: str | None = None
         self.next_text = ""
         self.answered: tuple[Place, int] | None = None
+        self.sent: tuple[str, str] | None = None
         self.calls: list[Call] = []
         self.pieces: dict[Any, list[tuple[str, Any]]] = {}
         self.types_wanted: dict[Any, Any] = {}
@@ -204,7 +206,8 @@ class StreamExecutor:
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
         """Copies that go on from here. Waits for what was submitted; ``position_ids_offset`` means nothing."""
         size = int(size)
-        if size > 1 and self.text_and_pending() and not self.backend.knows_programs:
+        prepared = self.backend.keeps_texts or not self.backend.knows_programs
+        if size > 1 and prepared and self.text_and_pending():
             self.submit(SglCommitLazy())
         self.sync()
         return self.copies(size)
@@ -231,7 +234,7 @@ class StreamExecutor:
             child.images_ = list(self.images_)
             child.last_node = self.last_node
             child.fork_name, child.fork_width = name, size
-            child.answered = self.answered
+            child.answered, child.sent = self.answered, self.sent
             child.error_, child.failed_call = self.error_, self.failed_call
             made.append(child)
         return made
@@ -249,13 +252,13 @@ class StreamExecutor:
             told["budget"] = limits.tokens
         if (left := self.program.seconds_left()) is not None:
             told["deadline"] = left
-        if self._pending_calls():
-            told["next_uses"] = 1
-        elif self._ended:
-            told["next_uses"] = 0
-            if all(m is self or m.is_finished for m in list(self.program.members)):
+        pending = [node for node, _ in self._queue if isinstance(node, _MODEL)]
+        if self._ended:
+            if not any(isinstance(node, SglAct) for node in pending):
+                told["next_uses"] = len(pending)
+            if not pending and all(m is self or m.is_finished for m in list(self.program.members)):
                 told["end"] = True
-        elif self.next_text:
+        elif self.next_text and not pending:
             told["after"] = self.next_text
         return told
 
@@ -385,9 +388,6 @@ class StreamExecutor:
         """Tell the backend when the last state of the program is done."""
         if self._ended and self.program.at_rest() and self.program.end():
             self.backend.end_program(self)
-
-    def _pending_calls(self) -> bool:
-        return any(isinstance(node, _MODEL) for node, _ in self._queue)
 
     def _block(self, event: Signal, timeout: float | None = None) -> bool:
         if event.is_set():

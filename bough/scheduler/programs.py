@@ -3,7 +3,8 @@
 A program takes a *seat* when a request of it is admitted and there is room for its KV beside that of the programs
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
 cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
-Who sits next is decided by attained service in levels (Luo et al. 2025, Autellix, arXiv 2502.13965).
+Who sits next is decided by the service that is still expected, in levels: what a program has attained (Luo et al. 2025,
+Autellix, arXiv 2502.13965), or where it says how many requests will follow, as many times what one has cost so far.
 
 Whoever has no envelope is a program of one request and needs no seat.
 """
@@ -75,7 +76,8 @@ class ProgramState:
         priority, deadline, budget: as the envelope says; the clock reading for the deadline.
         service: tokens computed and generated for it, the latter weighted by the memory that they held.
         held: tokens of its latest prompt, which is what it needs in the cache to go on.
-        level: the least attained service goes first, by powers of two.
+        level: the least expected service goes first, by powers of two.
+        to_come: requests that will follow the latest, as its envelope says; None where it does not.
         opened: clock reading of its first arrival.
         prompt, cached, generated, calls: tokens and requests so far, ``generated`` of those that have ended.
         spent: tokens generated so far, counted only under a budget.
@@ -101,6 +103,7 @@ class ProgramState:
     generated: int = 0
     held: int = 0
     level: int = 0
+    to_come: int | None = None
     spent: int = 0
     reqs: dict[str, Req] = field(default_factory=dict)
     calls: int = 0
@@ -115,8 +118,19 @@ class ProgramState:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smaller goes first: priority, a deadline, least attained service, then whoever came first."""
+        """Smaller goes first: priority, a deadline, least expected service, then whoever came first."""
         return -self.priority, self.deadline, self.level, self.order
+
+    @property
+    def expected(self) -> int:
+        """Tokens of service that are still to come.
+
+        Where nobody said how many requests follow, as many as there were: of programs whose sizes differ by orders of
+        magnitude, one that has had much is likely to want much.
+        """
+        if self.to_come is None:
+            return self.service
+        return (self.to_come + bool(self.reqs)) * self.service // self.calls
 
 
 class Programs:
@@ -231,9 +245,11 @@ class Programs:
             state.budget = named.budget if state.budget is None else min(state.budget, named.budget)
         state.ended |= named.end
         state.node = named.node
+        state.to_come = named.next_uses
         state.reqs[request.rid] = req
         state.calls += 1
         state.held = len(request.ids) // 4
+        self._weigh(state)
         self._settle(state)
         return state
 
@@ -417,6 +433,10 @@ class Programs:
 
     def _serve(self, state: ProgramState, n_tokens: int) -> None:
         state.service += n_tokens
-        state.level = (state.service // self.first_level).bit_length()
         self.service += n_tokens
+        self._weigh(state)
+
+    def _weigh(self, state: ProgramState) -> None:
+        """What is expected of ``state`` may have changed."""
+        state.level = (state.expected // self.first_level).bit_length()
         self._moved[state.number] = state

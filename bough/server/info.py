@@ -18,7 +18,7 @@ from bough.base.config import Config
 from bough.base.errors import InvalidRequest, Unavailable
 from bough.server.chat import render
 from bough.server.errors import Forbidden, ModelNotFound, encode_json
-from bough.server.options import check_ids
+from bough.server.options import begun, check_ids
 from bough.server.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from bough.server.service import Service
 from bough.server.work import Call
@@ -196,12 +196,14 @@ async def tokenize(call: Call, body: TokenizeRequest) -> bytes:
     tokens: list[int] | list[list[int]]
     if body.messages is not None:
         tokens = await render(engine, service, body)
-    elif isinstance(body.prompt, list):
-        if len(body.prompt) > service.limits.batch_prompts:
-            raise InvalidRequest(f"at most {service.limits.batch_prompts} prompts are allowed", param="prompt")
-        tokens = [await engine.tokenize(p, body.add_special_tokens is not False) for p in body.prompt]
     else:
-        tokens = await engine.tokenize(body.prompt or "", body.add_special_tokens is not False)
+        given = body.prompt if isinstance(body.prompt, list) else [body.prompt or ""]
+        if len(given) > service.limits.batch_prompts:
+            raise InvalidRequest(f"at most {service.limits.batch_prompts} prompts are allowed", param="prompt")
+        if body.prefix is not None:
+            given = begun(service, call.principal.tenant, body.prefix, given, "prompt")
+        lists = [await engine.tokenize(text, body.add_special_tokens is not False) for text in given]
+        tokens = lists if isinstance(body.prompt, list) else lists[0]
     answer: dict[str, Any] = {
         "tokens": tokens,
         "count": [len(t) if isinstance(t, list) else 1 for t in tokens]

@@ -24,6 +24,7 @@ from bough.server.options import (
     PromptIds,
     at_least_one,
     bad_words_of,
+    begun,
     default_max_tokens,
     encode_prompts,
     most_tokens,
@@ -108,9 +109,10 @@ async def generate(call: Call, body: GenerateRequest) -> Answer:
         raise InvalidRequest("modalities other than text are not supported yet by this version", param="modalities")
     body.program = body.program or program_of(call.program, None)
     given, batch = _prompts(body, call.service)
-    prompts = await encode_prompts(
-        call.engine, call.service, given, add_special=True, param="text" if body.input_ids is None else "input_ids"
-    )
+    param = "text" if body.input_ids is None else "input_ids"
+    if body.prefix is not None:
+        given = [*begun(call.service, call.principal.tenant, body.prefix, given, param)]
+    prompts = await encode_prompts(call.engine, call.service, given, add_special=True, param=param)
     _check_lists(body, len(prompts))
     work, sequences = [], []
     rids = _rids(body, len(prompts))
@@ -303,7 +305,7 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     if chunk.finish is not None:
         meta["e2e_latency"] = time.perf_counter() - job.call.started
         if chunk.finish.grant is not None:
-            meta["program"] = granted(chunk.finish.grant)
+            meta["program"] = granted(chunk.finish.grant) | _kept(job, sequence)
         if chunk.finish.warnings:
             meta["warnings"] = chunk.finish.warnings
     if sequence.options.params.logprobs is not None:
@@ -312,6 +314,20 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     if job.body.return_prompt_token_ids:
         answer["prompt_token_ids"] = sequence.prompt.ids
     return answer
+
+
+def _kept(job: _Job, sequence: _Sequence) -> dict[str, int]:
+    """Keep the text for what goes on from it: prompt and answer, or the prompt where there are several answers."""
+    program, body, texts = sequence.options.program, job.body, job.call.service.texts
+    if program is None:
+        return {}
+    tenant = job.call.principal.tenant
+    if program.end:
+        texts.forget(tenant, program.id)
+    elif program.node and isinstance(body.text, str):
+        rest = body.text + (sequence.text if job.single else "")
+        return {"text": texts.keep(tenant, program.id, program.node, body.prefix, rest)}
+    return {}
 
 
 def _finish_reason(finish: Finish, sequence: _Sequence) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bough.base.program import Lease, Program
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import GenerateOptions
 from bough.server.constraints import constraint_of
-from bough.server.schema import Sampling
+from bough.server.schema import Prefix, Sampling
 from bough.server.service import Service
 from bough.text.bad_words import bad_word_ids
 
@@ -90,6 +90,19 @@ async def encode_prompts(
         if not encoded[-1].ids:
             raise InvalidRequest(f"{param} is empty", param=param)
     return encoded
+
+
+def begun(service: Service, tenant: str, prefix: Prefix, prompts: Sequence[str | list[int]], param: str) -> list[str]:
+    """``prompts``, each behind the text that ``prefix`` names. Raises UnknownText where that is not kept any more."""
+    before = service.texts.find(tenant, prefix)
+    if len(before) * len(prompts) > service.limits.body_bytes:
+        raise InvalidRequest(f"prefix and prompts are longer than {service.limits.body_bytes} together", param="prefix")
+    texts = []
+    for prompt in prompts:
+        if not isinstance(prompt, str):
+            raise InvalidRequest(f"prefix stands before texts; {param} has ids", param="prefix")
+        texts.append(before + prompt)
+    return texts
 
 
 def default_max_tokens(default: int, n_prompt: int, service: Service) -> int | None:

@@ -45,6 +45,7 @@ class Programs:
 
     async def _close(self, op: ControlOp, request: Request) -> Response:
         name = request.path_params["program_id"]
+        self._service.texts.forget(request.scope["state"]["principal"].tenant, name)
         await self._ask(op, request, program=name)
         return as_json({"id": name, "object": "program", "status": "ended" if op == "end_program" else "cancelled"})
 

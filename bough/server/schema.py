@@ -263,6 +263,14 @@ class UnsupportedNative(Constrained, kw_only=True):
     bootstrap_pair_key: Any = None
 
 
+class Prefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The first ``chars`` characters (None: all) of prompt and answer of the call ``node`` of ``program``."""
+
+    program: str
+    node: str
+    chars: int | None = None
+
+
 class GenerateRequest(UnsupportedNative, kw_only=True):
     """POST /generate. A list in the place of a value gives one value per prompt."""
 
@@ -286,6 +294,7 @@ class GenerateRequest(UnsupportedNative, kw_only=True):
     extra_key: str | list[str] | None = None
     cache_salt: str | list[str] | None = None
     program: Program | list[Program] | None = None
+    prefix: Prefix | None = None
     lease: float | list[float] | None = None
     lora_path: str | list[str | None] | None = None
 
@@ -295,6 +304,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | list[str] | None = None
+    prefix: Prefix | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None

@@ -22,6 +22,7 @@ from bough.engine.generation import tenant_rid
 from bough.server.errors import ModelNotFound
 from bough.server.metrics import Metrics
 from bough.server.quotas import UNBOUNDED, Held, Quota
+from bough.server.texts import ProgramTexts
 from bough.text.formats import AnswerFormat, find_reasoning, find_tools
 
 logger = logging.getLogger("bough.server")
@@ -71,6 +72,7 @@ class Service:
         self.started = time.monotonic()
         self.on_start: list[Callable[[], object]] = []
         """Called when the server starts to run, on its event loop."""
+        self.texts = ProgramTexts(config.limits.program_text_bytes)
         self._resumable: set[asyncio.Task[None]] = set()
         self.quota_of: Callable[[str], Quota] = lambda tenant: UNBOUNDED
         self._held: dict[str, Held] = {}

@@ -30,7 +30,8 @@ class _Clairvoyant:
         self._entries = entries
         self._log = log
         self._room = n_tokens
-        self._uses: dict[int, list[int]] = {}  # token -> places in the log that look for it, the next one last
+        self._uses: dict[int, list[tuple[int, int]]] = {}
+        """Token -> places in the log that want it, the next one last, and what they are as a reason to keep it."""
         self._pins: Counter[int] = Counter()
         self._cached: set[int] = set()
         self._farthest: list[tuple[int, int, int]] = []
@@ -38,8 +39,10 @@ class _Clairvoyant:
         for place in range(len(log) - 1, -1, -1):
             admitted, number = log[place]
             if admitted:
-                for token in entries[number].ids.tolist():
-                    self._uses.setdefault(token, []).append(place)
+                *found, last = entries[number].ids.tolist()
+                for token in found:
+                    self._uses.setdefault(token, []).append((place, place))
+                self._uses.setdefault(last, []).append((place, NEVER))  # it is computed wherever it is
 
     def run(self) -> int:
         hits = 0
@@ -50,7 +53,7 @@ class _Clairvoyant:
                 hits += self._hit(prompt)
                 for token in prompt:
                     uses = self._uses[token]
-                    while uses and uses[-1] <= place:
+                    while uses and uses[-1][0] <= place:
                         uses.pop()
                     self._pins[token] += 1
                 self._enter(prompt, 0)
@@ -76,11 +79,15 @@ class _Clairvoyant:
                 self._depth[token] = depth
                 self._offer(token)
         while len(self._cached) > self._room and self._farthest:
-            *_, token = heapq.heappop(self._farthest)
-            if token in self._cached and token not in self._pins:
+            entry = heapq.heappop(self._farthest)
+            token = entry[-1]
+            if token in self._cached and token not in self._pins and entry == self._entry(token):
                 self._cached.discard(token)
 
     def _offer(self, token: int) -> None:
         if token in self._cached and token not in self._pins:
-            uses = self._uses.get(token)
-            heapq.heappush(self._farthest, (-(uses[-1] if uses else NEVER), -self._depth[token], token))
+            heapq.heappush(self._farthest, self._entry(token))
+
+    def _entry(self, token: int) -> tuple[int, int, int]:
+        uses = self._uses.get(token)
+        return -(uses[-1][1] if uses else NEVER), -self._depth[token], token

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,6 +31,11 @@ from bough.sim.clocked import ClockedDevice, Cost, Time
 
 RECORDED_SPEED = 150.0
 """Tokens per second that the models of the recorded traces generated: what is left of a gap is the program's pause."""
+Told = Literal["pauses", "uses", "future"]
+"""What a program says with each request: the pause after it, also how many follow, or what no program can know: how
+much memory it is going to hold and for how long, as a deadline, so that whoever holds least goes first."""
+FAR = 1e6
+"""Seconds that no replay takes: deadlines beyond it order programs and hurry nobody."""
 PATIENCE = 0.05
 """Seconds that pass at once while everybody waits and nobody may run."""
 
@@ -184,6 +189,11 @@ def footprint(tasks: Iterable[Task]) -> int:
     return len(np.unique(np.concatenate([call.ids for task in tasks for call in task.calls])))
 
 
+def held(calls: Iterable[Call], cost: Cost) -> float:
+    """Tokens times seconds that ``calls`` hold in the cache: each for as long as it generates alone, and pauses."""
+    return sum((len(c.ids) + len(c.answer)) * (cost.unit * len(c.answer) * cost.step + c.pause) for c in calls)
+
+
 @dataclass(slots=True)
 class Entry:
     """One request of a replay, as it was admitted: what a clairvoyant cache is asked for."""
@@ -235,7 +245,7 @@ class Setting:
     page_size: int = 1
     max_running: int = 64
     step_tokens: int = 2048
-    envelope: bool = True
+    told: Told = "pauses"
     max_wait: float = 5.0
 
 
@@ -321,9 +331,7 @@ class Replay:
         seed = len(self.result.entries)
         self.result.entries.append(Entry(call.ids, call.answer))
         self._answers[seed] = call.answer.tolist()
-        program = None
-        if self._setting.envelope and len(task.calls) > 1:
-            program = Program(id=task.name, end=index + 1 == len(task.calls), pause=call.pause)
+        program = self._envelope(task, index) if len(task.calls) > 1 else None
         rid = f"{task.name}/{index}"
         self._sent[rid] = number, index, self._time.now, seed
         self.scheduler.receive(
@@ -334,6 +342,16 @@ class Replay:
                 program=program,
             )
         )
+
+    def _envelope(self, task: Task, index: int) -> Program:
+        told, follow = self._setting.told, len(task.calls) - index - 1
+        deadline = None
+        if told == "future":
+            deadline = FAR + held(task.calls[index:], self._setting.cost) - self._time.now
+        return Program(
+            id=task.name, end=not follow, pause=task.calls[index].pause, deadline=deadline,
+            next_uses=None if told == "pauses" else follow,
+        )  # fmt: skip
 
     def _read(self) -> Iterator[int]:
         """Take the outbox, send what follows; the programs that are done."""

@@ -8,9 +8,10 @@ import json
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bough.bench.programs import POLICIES
 from bough.cli.main import main
 from bough.sim.clairvoyant import clairvoyant_hits
 from bough.sim.programs import Entry, agents
@@ -47,6 +48,9 @@ def best(paths: list[Entry], room: int) -> int:
 
 
 @settings(max_examples=60, deadline=None)
+@example([[1, 0], [1, 1], [0, 0, 0], [1, 0], [1, 1, 0]], 6)
+@example([[0, 0], [1, 0], [0], [0, 0, 0]], 4)
+@example([[0, 0], [0], [1, 0], [0, 0, 0]], 4)
 @given(PATHS, st.integers(4, 7))
 def test_nobody_hits_more_than_the_clairvoyant(paths: list[list[int]], room: int) -> None:
     found = entries(paths)
@@ -77,7 +81,7 @@ def test_the_benchmark_replays_a_trace(tmp_path: Path) -> None:
     flags = ["--traces", str(tmp_path), "--workloads", "agents", "--programs", "4", "--shares", "40,100"]
     assert main(["bench", "programs", *flags, "--output", str(out)]) == 0
     cells = json.loads(out.read_text())["cells"]
-    assert [(c["share"], c["policy"]) for c in cells] == [(s, p) for s in (40, 100) for p in ("fcfs", "lpm", "program")]
+    assert [(c["share"], c["policy"]) for c in cells] == [(s, p) for s in (40, 100) for p in POLICIES]
     for cell in cells:
         assert cell["n_programs"] == 6 and 0 <= cell["hit_rate"] <= cell["clairvoyant"] < 1
     whole = [c for c in cells if c["share"] == 100]

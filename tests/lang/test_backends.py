@@ -24,6 +24,7 @@ from bough.lang.errors import BackendError
 from bough.lang.http import HttpClient
 from bough.lang.model_template import model_template
 from bough.lang.templates import chat_template_registry, get_chat_template
+from bough.lang.waiting import Signal
 from tests.e2e.serving import TINY, Server, running
 
 from .stub import serving
@@ -379,9 +380,31 @@ def test_envelopes_reach_servers_that_read_them() -> None:
     assert "parent" not in first and "fork" not in first and first["budget"] == 100 and 0 < first["deadline"] <= 60
     heads = [t for t in branches if "fork" in t]
     assert len(heads) == 2 and len({t["fork"] for t in heads}) == 1
-    assert all(t["width"] == 2 and t["parent"] == first["node"] and t["next_uses"] == 1 for t in heads)
+    assert all(t["width"] == 2 and t["parent"] == first["node"] for t in heads)
     assert {t["parent"] for t in branches if "fork" not in t} == {t["node"] for t in heads}
     assert json.dumps(told) and state.error() is None
+
+
+def test_what_is_known_to_follow_is_declared() -> None:
+    """Where the body is over, the queue holds all calls that will come."""
+
+    class Told(sgl.FakeBackend):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            await over.reached()
+            told.append(s.envelope())
+            return await super().agenerate(s, sampling_params)
+
+    told: list[dict[str, Any]] = []
+    over = Signal()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "x" + sgl.gen("a") + "y" + sgl.gen("b") + sgl.select("c", ["d"]) + sgl.gen("e")
+
+    state = program.run(backend=Told())
+    over.set()
+    state.sync()
+    assert [(t["next_uses"], t.get("end", False)) for t in told] == [(3, False), (2, False), (0, True)]
 
 
 def test_named_templates() -> None:

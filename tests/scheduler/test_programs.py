@@ -162,3 +162,26 @@ def test_a_program_that_is_passed_over_goes_first_in_the_end() -> None:
         ended += 1
         w.step()
         assert ended < 2000, "starved"
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
+    """Without a word, a program that has had much is taken to want much."""
+    w = world(cells=1024, max_running=1)
+
+    def ask(name: str, turn: int, to_come: int) -> Request:
+        said = {"next_uses": to_come} if declared else {}
+        return call(f"{name}{turn}", [ord(name) - 90] * 100 + [turn + 10] * 20, id=name, pause=0.0, **said)
+
+    for turn in range(8):
+        w.submit(ask("a", turn, 8 - turn))
+        w.run()
+    w.submit(ask("b", 0, 60))
+    w.run()
+    w.submit(call("now", [5] * 50, tokens=30))
+    w.step()
+    w.submit(ask("b", 1, 59), ask("a", 8, 0))
+    while not any(w.readers[rid].finish for rid in ("a8", "b1")):
+        w.step()
+    assert (w.readers["a8"].finish is not None) == declared
+    w.run()

@@ -49,6 +49,7 @@ class BaseBackend:
         support_concate_and_append: joins texts as KV.
         is_chat_model: takes messages only.
         knows_programs: takes envelopes, so that forks and selects need no preparing requests.
+        keeps_texts: is nevertheless given the text that the branches of a fork begin with, before they do.
         takes_adapters: obeys ``lora_path`` of a call.
         loop: the event loop that its coroutines must run on; None: any.
     """
@@ -56,6 +57,7 @@ class BaseBackend:
     support_concate_and_append = False
     is_chat_model = False
     knows_programs = False
+    keeps_texts = False
     takes_adapters = False
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -80,6 +82,10 @@ class BaseBackend:
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
         """The program of a state is over. Must not block."""
+
+    def wants_text(self, s: StreamExecutor) -> bool:
+        """Whether :meth:`commit_lazy_operations` has anything to do for a fork of ``s``."""
+        return True
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         """Have the text of a state computed, because others will go on from it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
 
 PREFILL = {"max_new_tokens": 0}
+LEAST = 256
+"""Characters that are sent again sooner than they are named."""
 
 
 class RuntimeEndpoint(AsyncBackend):
     """The server at ``base_url``.
 
     A server of SGLang gets the very requests that SGLang's own frontend sends. One of bough is told of programs, scores
-    all choices of a select in one request, and renders its model's own chat template.
+    all choices of a select in one request, renders its model's own chat template, and keeps the texts of a program:
+    what a state begins with is sent once, however many calls and branches go on from it.
 
     Args:
         api_key: sent as a bearer token.
@@ -38,6 +42,7 @@ class RuntimeEndpoint(AsyncBackend):
     Raises BackendError where the server does not answer.
     """
 
+    keeps_texts = True
     takes_adapters = True
 
     def __init__(
@@ -114,27 +119,42 @@ class RuntimeEndpoint(AsyncBackend):
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
+    def wants_text(self, s: StreamExecutor) -> bool:
+        return not self.knows_programs or (self.keeps_texts and len(s.text_) - _kept(s) >= LEAST)
+
     async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
-        await self._generate(_with_parts(s, {"text": s.text_, "sampling_params": PREFILL}))
+        body: dict[str, Any] = {"text": s.text_, "sampling_params": PREFILL}
+        if self.knows_programs:
+            body["program"] = s.envelope()
+        answer = await self._after(s, "/generate", _with_parts(s, body))
+        _keep(s, answer["text"], answer["meta_info"])
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self._generate(self._body(s, sampling_params))
+        answer = await self._after(s, "/generate", self._body(s, sampling_params))
         if isinstance(answer, list):  # n sequences
+            _keep(s, answer[0]["text"], answer[0]["meta_info"])
             return [one["text"] for one in answer], [one["meta_info"] for one in answer]
+        _keep(s, answer["text"], answer["meta_info"])
         return answer["text"], answer["meta_info"]
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        body = self._body(s, sampling_params, stream=True)
-        seen = 0
-        async with aclosing(self._http.events("/generate", body)) as events:
-            async for event in events:
-                if "text" not in event:
-                    raise BackendError(event, int((event.get("error") or {}).get("code") or 500))
-                text = event["text"][seen:]
-                seen += len(text)
-                yield text, event["meta_info"]
+        body, before, seen = self._body(s, sampling_params, stream=True), s.text_, 0
+        while True:
+            try:
+                async with aclosing(self._http.events("/generate", _shortened(s, body))) as events:
+                    async for event in events:
+                        if "text" not in event:
+                            raise BackendError(event, int((event.get("error") or {}).get("code") or 500))
+                        text = event["text"][seen:]
+                        seen += len(text)
+                        _keep(s, event["text"], event["meta_info"], before)
+                        yield text, event["meta_info"]
+                return
+            except BackendError as error:
+                if not _forgotten(s, error):
+                    raise
 
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
@@ -168,16 +188,33 @@ class RuntimeEndpoint(AsyncBackend):
     async def _select_at_once(
         self, s: StreamExecutor, choices: list[str], method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        ids = await self._http.request("POST", "/tokenize", {"prompt": [s.text_, *(s.text_ + c for c in choices)]})
-        prompts, starts = scored_prompts(ids["tokens"][0], ids["tokens"][1:], method)
+        if self.wants_text(s):
+            await self.acommit_lazy_operations(s)
+        texts = [s.text_ + choice for choice in choices]
+        ids = (await self._after(s, "/tokenize", {"prompt": [s.text_, *texts]}))["tokens"]
+        prompts, starts = scored_prompts(ids[0], ids[1:], method)
+        n = len(choices)
         body = {
-            "input_ids": prompts, "sampling_params": {**PREFILL, "temperature": 0}, "return_logprob": True,
-            "return_text_in_logprobs": True, "logprob_start_len": starts, "program": s.envelope(),
+            "sampling_params": {**PREFILL, "temperature": 0}, "return_logprob": True, "return_text_in_logprobs": True,
+            "program": s.envelope(),
         }  # fmt: skip
-        answers = [one["meta_info"] for one in await self._generate(_with_parts(s, body))]
+        work = [self._after(s, "/generate", _with_parts(s, body | {"text": texts, "logprob_start_len": starts[:n]}))]
+        if prompts[n:]:
+            alone = {"input_ids": prompts[n:], "logprob_start_len": starts[n:]}
+            work.append(self._generate(_with_parts(s, body | alone)))
+        answers = [one["meta_info"] for found in await asyncio.gather(*work) for one in found]
         rows = [answer["input_token_logprobs"] for answer in answers]
         output = [answer["output_token_logprobs"] for answer in answers]
         return rows_from(method, choices, rows, output, answers)
+
+    async def _after(self, s: StreamExecutor, path: str, body: dict[str, Any]) -> Any:
+        """The answer to ``body``, sent without what the server keeps of its texts, or whole where it no longer does."""
+        try:
+            return await self._http.request("POST", path, _shortened(s, body))
+        except BackendError as error:
+            if not _forgotten(s, error):
+                raise
+            return await self._http.request("POST", path, body)
 
     def _body(self, s: StreamExecutor, params: SglSamplingParams, *, stream: bool = False) -> dict[str, Any]:
         apply_dtype(params)
@@ -226,6 +263,41 @@ def _with_parts(s: StreamExecutor, body: dict[str, Any]) -> dict[str, Any]:
         assert len(s.images_) == 1, "Only support one image."
         body["image_data"] = s.images_[0][1]
     return body
+
+
+def _kept(s: StreamExecutor) -> int:
+    """How many characters of the text of ``s`` the server keeps."""
+    if s.sent is None:
+        return 0
+    known = s.sent[1]
+    return len(known) if s.text_.startswith(known) else len(os.path.commonprefix([known, s.text_]))
+
+
+def _shortened(s: StreamExecutor, body: dict[str, Any]) -> dict[str, Any]:
+    """``body``, whose texts begin with that of ``s``, as it is sent: a call is named in the place of what is kept."""
+    n = _kept(s)
+    if s.sent is None or n < LEAST:
+        return body
+    key = "text" if "text" in body else "prompt"
+    whole = body[key]
+    rest = whole[n:] if isinstance(whole, str) else [text[n:] for text in whole]
+    return {**body, key: rest, "prefix": {"program": s.program.id, "node": s.sent[0], "chars": n}}
+
+
+def _keep(s: StreamExecutor, answer: str, meta: dict[str, Any], before: str | None = None) -> None:
+    """Remember what the server says it keeps of the text of ``s`` (or ``before``) and ``answer``."""
+    n = (meta.get("program") or {}).get("text")
+    if n and s.current is not None:
+        s.sent = s.current.node, ((s.text_ if before is None else before) + answer)[:n]
+
+
+def _forgotten(s: StreamExecutor, error: BackendError) -> bool:
+    """The server does not keep the text of ``s`` any more: it has to be sent."""
+    said = error.args[0]
+    if s.sent is None or not isinstance(said, dict) or said.get("code") != "unknown_text":
+        return False
+    s.sent = None
+    return True
 
 
 def _healed(rows: Rows, prompt: str) -> tuple[Rows, float]:

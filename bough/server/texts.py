@@ -1,0 +1,104 @@
+"""Texts of programs that stay on the server, so that a later request sends only what it adds to one.
+
+Branches of a fork, and turns that go on from one another, share most of their text. A client that names the call after
+which its text goes on sends the rest; the text of one program is kept as a tree of such rests.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from bough.base.errors import InvalidRequest, NotFound
+from bough.server.schema import Prefix
+
+ENTRY_BYTES = 300
+"""What keeping a text takes beside its characters."""
+CHAIN = 32
+"""Rests that one text is made of at most; a longer chain is written out."""
+
+
+class UnknownText(NotFound):
+    """A text that the server never kept, or no longer; the client sends the whole (HTTP 404)."""
+
+    code = "unknown_text"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Text:
+    """The first ``upto`` characters of ``base``, then ``rest``."""
+
+    base: _Text | None
+    upto: int
+    rest: str
+    chain: int
+
+    def __len__(self) -> int:
+        return self.upto + len(self.rest)
+
+    def read(self, upto: int) -> str:
+        parts: list[str] = []
+        text: _Text | None = self
+        while text is not None:
+            parts.append(text.rest[: max(0, upto - text.upto)])
+            upto, text = min(upto, text.upto), text.base
+        return "".join(reversed(parts))
+
+
+@dataclass(slots=True)
+class _Texts:
+    """Those of one program, by the names of its calls."""
+
+    by_node: dict[str, _Text] = field(default_factory=dict)
+    n_bytes: int = 0
+
+
+class ProgramTexts:
+    """The texts of all programs of all tenants, at most ``most`` bytes; whole programs go, the longest unused first."""
+
+    def __init__(self, most: int) -> None:
+        self._room = most
+        self._programs: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
+
+    def find(self, tenant: str, prefix: Prefix) -> str:
+        """The text that ``prefix`` names. Raises UnknownText, or InvalidRequest where it is shorter than that."""
+        text = self._find(tenant, prefix)
+        return text.read(len(text) if prefix.chars is None else prefix.chars)
+
+    def _find(self, tenant: str, prefix: Prefix) -> _Text:
+        program = self._programs.get((tenant, prefix.program))
+        text = None if program is None else program.by_node.get(prefix.node)
+        if text is None:
+            raise UnknownText(f"the text of the call {prefix.node[:256]!r} is not kept", param="prefix")
+        if prefix.chars is not None and not 0 <= prefix.chars <= len(text):
+            raise InvalidRequest(f"the text of {prefix.node[:256]!r} has {len(text)} characters", param="prefix.chars")
+        self._programs.move_to_end((tenant, prefix.program))
+        return text
+
+    def keep(self, tenant: str, program: str, node: str, prefix: Prefix | None, rest: str) -> int:
+        """Keep what ``prefix`` names, and ``rest`` behind it, as the text of ``node``; how many characters are kept."""
+        text = _Text(None, 0, rest, 0)
+        if prefix is not None:
+            try:
+                base = self._find(tenant, prefix)
+            except UnknownText:
+                return 0  # it went while the request ran
+            upto = len(base) if prefix.chars is None else prefix.chars
+            whole = base.chain == CHAIN
+            text = _Text(None, 0, base.read(upto) + rest, 0) if whole else _Text(base, upto, rest, base.chain + 1)
+        known = self._programs.setdefault((tenant, program), _Texts())
+        self._programs.move_to_end((tenant, program))
+        known.by_node[node] = text
+        n_bytes = sys.getsizeof(text.rest) + ENTRY_BYTES
+        known.n_bytes += n_bytes
+        self._room -= n_bytes
+        while self._room < 0:
+            self.forget(*next(iter(self._programs)))
+        return len(text) if (tenant, program) in self._programs else 0
+
+    def forget(self, tenant: str, program: str) -> None:
+        """The program has ended. Idempotent."""
+        known = self._programs.pop((tenant, program), None)
+        if known is not None:
+            self._room += known.n_bytes

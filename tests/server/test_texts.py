@@ -1,0 +1,77 @@
+"""Texts that the server keeps for programs: the same as writing each of them out, within their room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bough.base.errors import InvalidRequest
+from bough.server.schema import Prefix
+from bough.server.texts import CHAIN, ProgramTexts, UnknownText
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from("pq"), st.integers(0, 4), st.none() | st.integers(0, 4), st.integers(0, 99), st.text()),
+    max_size=90,
+)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_a_kept_text_is_what_was_sent(steps: list[tuple[str, int, int | None, int, str]]) -> None:
+    texts, twin = ProgramTexts(1 << 20), dict[tuple[str, str], str]()
+    for program, node, base, chars, rest in steps:
+        name = (program, f"n{node}")
+        if base is None:
+            prefix, before = None, ""
+        else:
+            prefix = Prefix(program=program, node=f"n{base}", chars=chars if chars < 50 else None)
+            if (program, prefix.node) not in twin:
+                assert texts.keep("t", program, name[1], prefix, rest) == 0
+                continue
+            whole = twin[program, prefix.node]
+            if prefix.chars is not None and chars > len(whole):
+                with pytest.raises(InvalidRequest, match="characters"):
+                    texts.find("t", prefix)
+                continue
+            before = whole[: prefix.chars]
+            assert texts.find("t", prefix) == before
+        twin[name] = before + rest
+        assert texts.keep("t", program, name[1], prefix, rest) == len(before + rest)
+    for (program, node), text in twin.items():
+        assert texts.find("t", Prefix(program=program, node=node)) == text
+
+
+def test_turns_without_end_stay_short_chains() -> None:
+    texts, whole = ProgramTexts(1 << 20), ""
+    for turn in range(10 * CHAIN):
+        prefix = Prefix(program="p", node=f"n{turn - 1}") if turn else None
+        texts.keep("", "p", f"n{turn}", prefix, f"turn {turn}. ")
+        whole += f"turn {turn}. "
+    assert texts.find("", Prefix(program="p", node=f"n{10 * CHAIN - 1}")) == whole
+
+
+def test_programs_go_as_a_whole_the_longest_unused_first() -> None:
+    texts = ProgramTexts(5000)
+    for program in "abc":
+        assert texts.keep("", program, "n", None, program * 1000) == 1000
+    texts.find("", Prefix(program="a", node="n"))
+    assert texts.keep("", "d", "n", None, "d" * 1000) == 1000
+    assert texts.find("", Prefix(program="a", node="n")) == "a" * 1000
+    with pytest.raises(UnknownText):
+        texts.find("", Prefix(program="b", node="n"))
+    assert texts.keep("", "e", "n", None, "e" * 9000) == 0, "more than there is room for"
+    texts.forget("", "e")
+    assert texts.keep("", "f", "n", None, "f" * 4000) == 4000
+
+
+def test_tenants_and_ended_programs_are_unknown() -> None:
+    texts = ProgramTexts(5000)
+    texts.keep("one", "p", "n", None, "secret")
+    for tenant, program in (("two", "p"), ("one", "q")):
+        with pytest.raises(UnknownText):
+            texts.find(tenant, Prefix(program=program, node="n"))
+    texts.forget("one", "p")
+    texts.forget("one", "p")
+    with pytest.raises(UnknownText):
+        texts.find("one", Prefix(program="p", node="n"))
