@@ -65,6 +65,14 @@ class LayerContext:
         """Whether the checkpoint has a parameter ``name`` that was not read yet."""
         return name in self._unread
 
+    def names(self) -> list[str]:
+        """The parameters that were not read yet."""
+        return list(self._unread)
+
+    def stored(self, name: str) -> Tensor:
+        """A parameter of any shape, in the dtype that it is stored in; not counted as read."""
+        return self._source.tensor(name)
+
     def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: Tensor | None) -> LinearMethod:
         """The layer that stacks the weights of ``parts``, (parameter name, output features), and its bias.
 
