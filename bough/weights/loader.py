@@ -7,7 +7,7 @@ asked for, into memory of its own, so that loading peaks at the weights plus one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +38,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _DEPTHS = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+_SIZES = (
+    "hidden_size", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size", "num_attention_heads",
+    "shared_expert_intermediate_size", "num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "v_head_dim",
+    "qk_rope_head_dim", "qk_nope_head_dim", "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts",
+)  # fmt: skip
 _MOST_LAYERS = 1 << 12
 """Of a model without parameters."""
 
@@ -90,6 +95,7 @@ class GgufCheckpoint:
             meta, family = describe(self._file)
             self._stored = parameters_of(self._file, meta, family)
             self.config = config_of(self._file, meta, family)
+            _check_sizes(path, self.config, [info.shape for info in self._file.tensors.values()])
             self.pooling = pooling_of(meta)
             self.generation_config = generation_config_of(meta, self.config["vocab_size"])
             self.tokenizer_source: TokenizerSource = tokenizer_of(self._file)
@@ -145,7 +151,10 @@ class FolderCheckpoint:
         self._told = False
         headed = any(name.endswith("lm_head.weight") for name in self._files)
         self.config = _plain_config(config, not weights or headed)
-        _check_depth(path, self.config, len(self._names) if weights else _MOST_LAYERS)
+        if weights:
+            _check_sizes(path, self.config, [file.tensors[name].shape for name, file in self._files.items()])
+        else:
+            _check_depth(path, self.config, _MOST_LAYERS)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
@@ -217,12 +226,23 @@ def _pooling(folder: Path) -> Pooling | None:
     return known[modes[0]]
 
 
-def _check_depth(folder: Path, config: dict[str, Any], most: int) -> None:
-    """ConfigError for more layers than there are parameters, before anything of that many is made."""
-    for name in _DEPTHS:
-        depth = config.get(name)
-        if isinstance(depth, int | float) and depth > most:
-            raise ConfigError(f"{folder}: the config's {name!r} is {depth}; its parameters suffice for at most {most}")
+def _check_sizes(path: Path, config: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """ConfigError for more layers than there are parameters, which have these ``shapes``, or a size that is in none of
+    them, before anything of that many is made."""
+    _check_depth(path, config, len(shapes))
+    largest = max((dim for shape in shapes for dim in shape), default=0)
+    _check(path, config, _SIZES, max(largest, len(shapes)))
+
+
+def _check_depth(path: Path, config: Mapping[str, Any], most: int) -> None:
+    _check(path, config, _DEPTHS, most)
+
+
+def _check(path: Path, config: Mapping[str, Any], names: Sequence[str], most: int) -> None:
+    for name in names:
+        size = config.get(name)
+        if isinstance(size, int | float) and size > most:
+            raise ConfigError(f"{path}: the config's {name!r} is {size}; its parameters suffice for at most {most}")
 
 
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
