@@ -28,7 +28,8 @@ class Routing:
 
     Attributes:
         n_experts, top_k: E and k.
-        scores: of all experts by "softmax" or "sigmoid"; "chosen" is a softmax over the chosen ones alone.
+        scores: of all experts by "softmax" or "sigmoid"; of those alone that have the largest logits, "chosen" is a
+            softmax, "each" a sigmoid.
         normalise: the weights of a token's experts add up to 1, before ``scale``.
         scale: factor of the weights.
         n_groups, top_groups: experts come in groups, of which a token uses a few (DeepSeek-AI 2024); the score of a
@@ -37,7 +38,7 @@ class Routing:
 
     n_experts: int
     top_k: int
-    scores: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "chosen", "each"] = "softmax"
     normalise: bool = False
     scale: float = 1.0
     n_groups: int = 1
@@ -62,9 +63,9 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
         logits: float32 [T, E].
         correction: [E], added to the scores by which experts are chosen, but not to the weights.
     """
-    if routing.scores == "chosen":
+    if routing.scores in ("chosen", "each"):
         best, ids = logits.topk(routing.top_k)
-        return ids.int(), best.softmax(-1) * routing.scale
+        return ids.int(), (best.softmax(-1) if routing.scores == "chosen" else best.sigmoid()) * routing.scale
     scores = logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
     choice = scores if correction is None else scores + correction
     if routing.n_groups > 1:
@@ -187,6 +188,24 @@ class SparseMoE:
         """[T, D] -> [T, D]."""
         out = self._experts(x, *self._router(x))
         return out if self._shared is None else out.add_(self._shared(x))
+
+
+class WeightedInputs:
+    """Routed experts whose inputs, not outputs, are weighted (Llama 4), and one that every token uses."""
+
+    takes: torch.dtype | None = None
+
+    def __init__(self, router: Router, experts: Experts, shared: FeedForward) -> None:
+        self._router, self._experts, self._shared = router, experts, shared
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, D] -> [T, D]."""
+        ids, weights = self._router(x)
+        out, whole = self._shared(x), torch.ones_like(weights[:, :1])
+        for j in range(ids.shape[1]):
+            entering = (x * weights[:, j : j + 1]).to(x.dtype)
+            out += self._experts(entering, ids[:, j : j + 1].contiguous(), whole)
+        return out
 
 
 class GatedExpert:

@@ -114,22 +114,22 @@ def builds() -> Iterator[Build]:
 
 def attention_builds() -> Iterator[Build]:
     """Both forms over head dimensions, groups, dtypes of cells, and the options of a layer."""
-    none = (False, False, False)
-    cases: list[tuple[int, int, Any, tuple[bool, bool, bool]]] = [
+    none = (False, False, False, False)
+    cases: list[tuple[int, int, Any, tuple[bool, bool, bool, bool]]] = [
         (128, 4, torch.bfloat16, none),
         (128, 4, torch.float8_e4m3fn, none),
         (128, 4, torch.int8, none),
-        (128, 8, torch.bfloat16, (False, True, True)),
+        (128, 8, torch.bfloat16, (False, True, False, True)),
+        (128, 5, torch.bfloat16, (False, True, True, False)),
         (64, 3, torch.bfloat16, none),
-        (256, 2, torch.bfloat16, (True, True, False)),
+        (256, 2, torch.bfloat16, (True, True, False, False)),
         (80, 1, torch.bfloat16, none),
     ]
-    for dim, group, kv, (softcap, window, sinks) in cases:
+    for dim, group, kv, on in cases:
         for large in (False, True):
             blocks = attention.blocks_of(group, dim, torch.bfloat16, large, kv == torch.int8)
-            options = "".join(
-                name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on
-            )
+            names = ("SOFTCAP", "WINDOW", "CHUNKED", "SINKS")
+            options = " ".join(name.lower() for name, is_on in zip(names, on) if is_on)
             yield Build(
                 f"attend {'large' if large else 'small'} D={dim} G={group} {kv} {options}".strip(),
                 attention.attend_kernel,
@@ -139,7 +139,7 @@ def attention_builds() -> Iterator[Build]:
                  "softcap": "fp32", "window": "i32"},
                 {"KV_HEADS": 8, "GROUP": group, "DIM": dim, "BLOCK_D": triton.next_power_of_2(dim),
                  "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": kv == torch.int8,
-                 "SOFTCAP": softcap, "WINDOW": window, "SINKS": sinks, "PRECISION": "tf32"},
+                 **dict(zip(names, on)), "PRECISION": "tf32"},
                 blocks.warps, blocks.stages, odd=("table_stride",), expects=WGMMA if large else MMA,
                 architectures=(90,) if kv == torch.float8_e4m3fn else ARCHITECTURES,
             )  # fmt: skip
