@@ -17,11 +17,13 @@ from bough.base.errors import ConfigError
 from bough.device.layers.attention import AttentionForm
 from bough.device.layers.block import FeedForward
 from bough.device.layers.mlp import GatedMLP
-from bough.device.layers.moe import Expert, Experts, Router, Routing, WeightedInputs, read_experts
+from bough.device.layers.moe import Experts, Router, Routing, WeightedInputs, adaptable, read_experts
 from bough.device.quant.base import Held, LinearMethod
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, layer_chunks
 from bough.models.smollm3 import rotating_layers
+
+NAMES = "gate_proj", "up_proj", "down_proj"
 
 
 class Llama4(Decoder):
@@ -74,14 +76,15 @@ class Llama4(Decoder):
         """Those whose parameters' names begin with ``at``, stacked or one by one."""
         context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
         if context.has(f"{at}.0.down_proj.weight"):
-            return read_experts(context, at, n_experts, ("gate_proj", "up_proj", "down_proj"), hidden, inner)
+            return read_experts(context, at, n_experts, NAMES, hidden, inner)
         gate_up = context.parameter(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
         down = context.parameter(f"{at}.down_proj", (n_experts, inner, hidden))
 
         def linear(weight: torch.Tensor) -> LinearMethod:
             return context.linear_of([Held(weight.T.contiguous())], None)
 
-        return Experts(context, [Expert(linear(a), linear(b)) for a, b in zip(gate_up, down)], hidden, inner)
+        experts = [(linear(a), linear(b)) for a, b in zip(gate_up, down)]
+        return Experts(context, adaptable(context, at, experts, NAMES, hidden, inner), hidden, inner)
 
     def ignores(self, name: str) -> bool:
         return super().ignores(name) or "vision_model." in name or "multi_modal_projector." in name

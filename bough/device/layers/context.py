@@ -84,9 +84,12 @@ class LayerContext:
         """The layer that stacks weights, for those that are no parameters by themselves."""
         return self._scheme.linear(parameters, bias)
 
-    def adapted(self, parts: Sequence[tuple[str, int]], in_features: int) -> AdaptedLayer | None:
-        """What adapters may add to a layer of ``parts``, (projection, output features); None where there are none."""
-        return None if self.adapters is None else self.adapters.layer(parts, in_features)
+    def adapted(
+        self, parts: Sequence[tuple[str, int]], in_features: int, dtype: torch.dtype | None = None
+    ) -> AdaptedLayer | None:
+        """What adapters may add to a layer of ``parts``, (projection, output features), that computes in ``dtype``, or
+        the model's; None where there are none."""
+        return None if self.adapters is None else self.adapters.layer(parts, in_features, dtype)
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> LinearMethod:
         """The first ``n_ids`` outputs of a language-model head of ``shape`` (out, in); ConfigError as above."""
