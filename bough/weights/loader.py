@@ -31,7 +31,7 @@ from bough.weights.gguf_model import (
     tokenizer_of,
 )
 from bough.weights.progress import watched
-from bough.weights.quantized import Get, method_of
+from bough.weights.quantized import KV_SCALES, Get, method_of
 from bough.weights.safetensors import open_folder, read_json
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class FolderCheckpoint:
         mark = self._method.mark
         stems = [name.removesuffix(mark) for name in self._files if name.endswith(f".{mark}")]
         parts = {f"{stem}{end}" for stem in stems for end in ("weight", mark, *self._method.others)}
-        plain = [name for name in self._files if name not in parts]
+        plain = [name for name in self._files if name not in parts and not name.endswith(KV_SCALES)]
         return {f"{stem}weight": stem for stem in stems} | dict.fromkeys(plain)
 
     def _read(self, stem: str, read: Callable[[Get], T]) -> T:
