@@ -71,14 +71,17 @@ class Checkpoint(Protocol):
     def names(self) -> list[str]:
         """Parameter names, in the order in which they are best read."""
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new contiguous tensor; ConfigError if there is no such parameter.
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        """A new contiguous tensor, or some ``rows`` of one that has a :meth:`shape`; ConfigError if there is none.
 
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
-    def blocks(self, name: str) -> Blocks | PackedWeight | None:
-        """A quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | None:
+        """The same of a quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """That of a parameter whose rows can be read apart; None for others."""
 
     def close(self) -> None:
         """Give the files back; tensors that were read stay valid."""
@@ -106,26 +109,33 @@ class GgufCheckpoint:
     def names(self) -> list[str]:
         return list(self._stored)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         stored = self._where(name)
         if stored.offset:
             weight = self._file.tensor(stored.tensor, torch.float32) - stored.offset
             return weight.to(dtype or torch.float32)
-        weight = self._file.tensor(stored.tensor, dtype or torch.float32, stored.expert)
+        weight = self._file.tensor(
+            stored.tensor, dtype or torch.float32, rows if stored.expert is None else stored.expert
+        )
         if stored.values is not None:
             return join_heads(weight, self._file.tensor(stored.values, weight.dtype))
         return restore_rows(weight, stored.heads) if stored.heads else weight
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | None:
         stored = self._where(name)
-        info = self._file.part(stored.tensor, stored.expert)
+        part = rows if stored.expert is None else stored.expert
+        info = self._file.part(stored.tensor, part)
         if info.format.values == 1 or len(info.shape) != 2:
             return None
         if info.format.name not in PACKERS and info.format.name not in self._decoded:
             self._decoded.add(info.format.name)
             log.info("%s: weights in %s are decoded, as there is no kernel for it", self.path, info.format.name)
-        rows = self._file.rows(stored.tensor, stored.expert)
-        return Blocks(info.format.name, restore_rows(rows, stored.heads) if stored.heads else rows, info.shape[1])
+        found = self._file.rows(stored.tensor, part)
+        return Blocks(info.format.name, restore_rows(found, stored.heads) if stored.heads else found, info.shape[1])
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._where(name)
+        return self._file.tensors[stored.tensor].shape if stored == Stored(stored.tensor) else None
 
     def _where(self, name: str) -> Stored:
         if name not in self._stored:
@@ -161,13 +171,16 @@ class FolderCheckpoint:
     def names(self) -> list[str]:
         return list(self._names)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         stem = self._stem(name)
         if self._method is None or stem is None:
-            return self._stored(name, dtype)
+            return self._stored(name, dtype, rows)
         return self._read(stem, self._method.dense).to(dtype or torch.float32)
 
-    def blocks(self, name: str) -> PackedWeight | None:
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._files[name].tensors[name].shape if self._stem(name) is None else None
+
+    def blocks(self, name: str, rows: slice | None = None) -> PackedWeight | None:
         stem = self._stem(name)
         if self._method is None or stem is None:
             return None
@@ -198,10 +211,10 @@ class FolderCheckpoint:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
         return self._names[name]
 
-    def _stored(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _stored(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         if name not in self._files:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
-        return self._files[name].tensor(name, dtype)
+        return self._files[name].tensor(name, dtype, rows)
 
     def close(self) -> None:
         for file in self._files.values():

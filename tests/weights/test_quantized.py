@@ -414,7 +414,8 @@ def test_damaged_weights_are_errors_or_load(name: str, plain: Path, tmp_path: Pa
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         save_file(
-            {f"x.{end}": tensor for end, tensor in damaged.items()} | {"y": torch.ones(300)}, folder / "model.safetensors"
+            {f"x.{end}": tensor for end, tensor in damaged.items()} | {"y": torch.ones(300)},
+            folder / "model.safetensors",
         )
         checkpoint = FolderCheckpoint(folder)
         try:

@@ -18,6 +18,10 @@ from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Tab
 
 Tensor = torch.Tensor
 
+PIECE = 1 << 11
+"""Rows of an embedding or a head that are read at a time: whole panels of packed weights, and few enough that the
+allocator takes the memory of one for the next one."""
+
 
 class LayerContext:
     """Parameters, ops and the form of the weights of one model.
@@ -93,11 +97,25 @@ class LayerContext:
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> LinearMethod:
         """The first ``n_ids`` outputs of a language-model head of ``shape`` (out, in); ConfigError as above."""
-        return self._scheme.head(self._weight(name, shape), n_ids)
+        return self._scheme.head(self._pieces(name, shape), n_ids)
 
     def table(self, name: str, shape: tuple[int, int], tied: bool) -> Table:
         """An embedding of ``shape`` (ids, size), ``tied`` if it is the head, too; ConfigError as above."""
-        return self._scheme.table(self._weight(name, shape), tied)
+        return self._scheme.table(self._pieces(name, shape), tied)
+
+    def _pieces(self, name: str, shape: tuple[int, int]) -> Sequence[Parameter]:
+        """A weight that may be most of a small model, by rows: beside what becomes of it, one piece is in memory."""
+        self._count(name, shape)
+        found = self._source.shape(name)
+        if found is None or shape[0] <= PIECE:
+            return [_Weight(self._source, name, shape, self.dtype, self.device)]
+        _check_shape(name, found, shape)
+        ends = [*range(PIECE, shape[0], PIECE), shape[0]]
+        rows = [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+        return [
+            _Weight(self._source, name, (part.stop - part.start, shape[1]), self.dtype, self.device, part)
+            for part in rows
+        ]
 
     def _weight(self, name: str, shape: tuple[int, int]) -> Parameter:
         self._count(name, shape)
@@ -127,14 +145,15 @@ class _Weight:
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    rows: slice | None = None
 
     def dense(self) -> Tensor:
-        tensor = self.source.tensor(self.name, self.dtype)
+        tensor = self.source.tensor(self.name, self.dtype, self.rows)
         _check_shape(self.name, tuple(tensor.shape), self.shape)
         return tensor.to(self.device)
 
     def blocks(self) -> Blocks | PackedWeight | None:
-        found = self.source.blocks(self.name)
+        found = self.source.blocks(self.name, self.rows)
         if found is not None:
             n_out = found.n_out if isinstance(found, PackedWeight) else len(found.rows)
             _check_shape(self.name, (n_out, found.n_in), self.shape)

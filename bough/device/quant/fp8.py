@@ -71,8 +71,8 @@ class Fp8Scheme:
     def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
         return Fp8Linear(torch.cat([parameter.dense() for parameter in parameters]), bias, self._ops)
 
-    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
-        return self._dense.head(parameter, n_ids)
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        return self._dense.head(pieces, n_ids)
 
-    def table(self, parameter: Parameter, tied: bool) -> Table:
-        return self._dense.table(parameter, tied)
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> Table:
+        return self._dense.table(pieces, tied)
