@@ -120,7 +120,7 @@ def attention_builds() -> Iterator[Build]:
         (128, 4, torch.float8_e4m3fn, none),
         (128, 4, torch.int8, none),
         (128, 8, torch.bfloat16, (False, True, False, True)),
-        (128, 5, torch.bfloat16, (False, True, True, False)),
+        (128, 8, torch.bfloat16, (False, True, True, False)),
         (64, 3, torch.bfloat16, none),
         (256, 2, torch.bfloat16, (True, True, False, False)),
         (80, 1, torch.bfloat16, none),
