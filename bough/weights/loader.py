@@ -15,6 +15,7 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.base.params import Pooling
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
 from bough.device.quant.blocks import PACKERS
@@ -77,7 +78,7 @@ class Checkpoint(Protocol):
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
-    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | None:
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | HeldWeight | None:
         """The same of a quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -180,10 +181,12 @@ class FolderCheckpoint:
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._files[name].tensors[name].shape if self._stem(name) is None else None
 
-    def blocks(self, name: str, rows: slice | None = None) -> PackedWeight | None:
+    def blocks(self, name: str, rows: slice | None = None) -> PackedWeight | HeldWeight | None:
         stem = self._stem(name)
         if self._method is None or stem is None:
             return None
+        if self._method.floats is not None and (floats := self._read(stem, self._method.floats)) is not None:
+            return floats
         packed = None if self._method.integers is None else self._read(stem, self._method.integers).packed()
         if packed is None and not self._told:
             self._told = True

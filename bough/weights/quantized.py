@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bough.base.errors import ConfigError
-from bough.device.ops.packed import Kind, PackedWeight, pack_groups, pack_int8
-from bough.device.quant.mxfp4 import DOUBLED
+from bough.device.ops.experts import INPUTS, HeldWeight
+from bough.device.ops.packed import DOUBLED_FP4, Kind, PackedWeight, pack_groups, pack_int8
 
 Tensor = torch.Tensor
 
@@ -105,6 +105,7 @@ class Method:
         mark: the end of the name of the tensor by which a quantised weight is known.
         others: ends of the names of those that come with it.
         integers: reads it as integers; None where it is none.
+        floats: reads it as 8-bit floats with scales; None where it is none, or a kernel takes no such scales.
         dense: reads it decoded, float32 [N, K].
     """
 
@@ -113,6 +114,7 @@ class Method:
     others: tuple[str, ...]
     dense: Callable[[Get], Tensor]
     integers: Callable[[Get], Integers] | None = None
+    floats: Callable[[Get], HeldWeight | None] | None = None
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
@@ -195,7 +197,7 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
     bits, kind = int(found[0]["num_bits"]), found[0].get("type", "int")
     if kind == "float":
         block = _block(found[0].get("block_structure") if found[0].get("strategy") == "block" else None)
-        return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", block))
+        return _of_fp8("weight_scale", ("input_scale",), block)
     shifted = any(weights.get("symmetric") is False for weights in found)
     ordered = any(weights.get("actorder") == "group" for weights in found)
 
@@ -284,8 +286,7 @@ def _fp8_folder(settings: Mapping[str, Any]) -> Method:
     """8-bit floats with scales of the whole weight, of outputs, or of blocks (DeepSeek-AI 2024)."""
     block = _block(settings.get("weight_block_size"))
     mark = "weight_scale" if block is None else "weight_scale_inv"
-    others = "input_scale", "activation_scale", "input_scale_ub"
-    return Method(name="FP8", mark=mark, others=others, dense=_fp8(mark, block))
+    return _of_fp8(mark, ("input_scale", "activation_scale", "input_scale_ub"), block)
 
 
 def _block(given: Any) -> tuple[int, int] | None:
@@ -303,22 +304,33 @@ def _modelopt(settings: Mapping[str, Any]) -> Method:
     return _fp8_folder({})
 
 
-def _fp8(mark: str, block: tuple[int, int] | None) -> Callable[[Get], Tensor]:
-    def read(get: Get) -> Tensor:
-        weight, scale = get("weight").float(), get(mark).float()
+def _of_fp8(mark: str, others: tuple[str, ...], block: tuple[int, int] | None) -> Method:
+    def read(get: Get) -> tuple[Tensor, Tensor]:
+        """The weight and float32 scales: [N, 1], or those of the blocks."""
+        weight, scale = get("weight"), get(mark).float()
+        n_out, n_in = weight.shape
         if block is None:
-            if scale.numel() not in (1, len(weight)):
-                raise ConfigError(f"{scale.numel()} scales do not fit a weight of {len(weight)} outputs")
-            return weight * scale.reshape(-1, 1)
-        rows, columns = (-(-n // size) for n, size in zip(weight.shape, block))
-        if scale.shape != (rows, columns):
+            if scale.numel() not in (1, n_out):
+                raise ConfigError(f"{scale.numel()} scales do not fit a weight of {n_out} outputs")
+            return weight, scale.reshape(-1, 1).expand(n_out, 1)
+        if scale.shape != (-(-n_out // block[0]), -(-n_in // block[1])):
             raise ConfigError(
                 f"scales {list(scale.shape)} do not fit a weight {list(weight.shape)} in blocks of {block}"
             )
-        spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-        return weight * spread[: len(weight), : weight.shape[1]]
+        return weight, scale.repeat_interleave(block[0], 0)[:n_out]
 
-    return read
+    def dense(get: Get) -> Tensor:
+        weight, scale = read(get)
+        spread = scale if block is None else scale.repeat_interleave(block[1], 1)[:, : weight.shape[1]]
+        return weight.float() * spread
+
+    def floats(get: Get) -> HeldWeight | None:
+        weight, scale = read(get)
+        if weight.dtype != torch.float8_e4m3fn or (block is not None and block[1] % INPUTS):
+            return None
+        return HeldWeight(weight, scale=scale.contiguous(), group=0 if block is None else block[1])
+
+    return Method(name="FP8", mark=mark, others=others, dense=dense, floats=floats)
 
 
 def _nvfp4(get: Get) -> Tensor:
@@ -328,7 +340,7 @@ def _nvfp4(get: Get) -> Tensor:
     if packed.dtype != torch.uint8 or scale.shape != (n_out, n_in // 16) or divisor.numel() != 1 or n_in % 16:
         raise ConfigError(f"scales {list(scale.shape)} do not fit an NVFP4 weight {[n_out, n_in]}")
     codes = torch.stack((packed & 15, packed >> 4), dim=2).view(n_out, -1, 16)
-    values = torch.tensor(DOUBLED, dtype=torch.float32)[codes.int()] / 2
+    values = torch.tensor(DOUBLED_FP4, dtype=torch.float32)[codes.int()] / 2
     return (values * (scale / divisor)[..., None]).view(n_out, n_in)
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
 
@@ -22,7 +23,7 @@ class TensorSource(Protocol):
         such parameter."""
         ...
 
-    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | None:
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | HeldWeight | None:
         """A quantised parameter of two dimensions, or some ``rows`` of it, without decoding it; None if it is none."""
         ...
 

@@ -42,12 +42,17 @@ class Arena:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def join(self, tensors: list[Tensor]) -> Tensor:
-        """A copy of tensors of one dtype, one behind the other along their first dimension."""
+        """A copy of tensors of one dtype, one behind the other along their first dimension, on their device: only on a
+        CPU in the arena."""
+        if tensors[0].device.type != "cpu":
+            return torch.cat(tensors)
         shape = sum(len(t) for t in tensors), *tensors[0].shape[1:]
         return torch.cat(tensors, out=self._empty(shape, tensors[0].dtype))
 
     def room(self, n: int, like: Tensor) -> Tensor:
-        """An uninitialised tensor of ``n`` such elements of the first dimension as ``like`` has."""
+        """An uninitialised tensor of ``n`` such elements of the first dimension as ``like`` has, on its device."""
+        if like.device.type != "cpu":
+            return like.new_empty((n, *like.shape[1:]))
         return self._empty((n, *like.shape[1:]), like.dtype)
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
