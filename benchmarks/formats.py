@@ -113,13 +113,16 @@ class Rounded:
     def names(self) -> list[str]:
         return self.checkpoint.names()
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> Tensor:
         weight = self.checkpoint.tensor(name)
         if name.endswith("_proj.weight"):
             weight = self.round(weight)
         return weight.to(dtype or torch.float32)
 
-    def blocks(self, name: str) -> None:
+    def blocks(self, name: str, rows: slice | None = None) -> None:
+        return None
+
+    def shape(self, name: str) -> None:
         return None
 
 

@@ -50,10 +50,11 @@ FALLBACK = """## Others
 
 Any other causal language model that `transformers` can build runs through it, with attention and KV of this engine:
 `pip install 'bough[transformers]'`, and the log says that it is slower. That asks for layers whose attention goes
-through transformers' attention interface, with full or sliding windows, and for parameters that its checkpoints
-name as its modules do; whatever else there is is refused with the reason. There are no adapters for such models,
-and code from model folders is never run. `tests/models/test_fallback.py` compares starcoder2, olmo3 and cohere with
-`transformers`. [Add your model](add_your_model.md) makes it fast.
+through transformers' attention interface, with full or sliding windows; whatever else there is is refused with the
+reason. Weights load as `transformers` loads them, so mixtures of experts may be stored in any way that it knows. There
+are no adapters for such models, and code from model folders is never run. `tests/models/test_fallback.py` compares
+fourteen with `transformers`, among them starcoder2, olmo3, gpt_neox, phimoe, jetmoe and glm4_moe.
+[Add your model](add_your_model.md) makes it fast.
 """
 
 FORMATS_TEXT = """## Weights
@@ -63,10 +64,13 @@ FORMATS_TEXT = """## Weights
   Multiplied as integers with the very values: {kept}. Decoded to the dtype of the model, which a line of the log
   says: {decoded}. Files of `bert` hold RoBERTa, too. Those of BERT classifiers lack the pooler that scores go
   through, as llama.cpp leaves it out, and are refused.
-- **Quantised folders** (`quantization_config`): {methods}. AWQ and GPTQ with 4 bits, GPTQ with 8 (also with inputs
-  in the order of their importance), compressed-tensors with 4 and 8 bits, with zeros or without, and with 8-bit
-  floats, FP8 with scales of weights, outputs and blocks, bitsandbytes with 8 bits, nf4 and fp4. Integers are
-  multiplied as they are where groups of inputs are in order; all else is decoded.
+- **Quantised folders** (`quantization_config`): {methods}. AWQ with 4 bits; GPTQ with 2, 3, 4 and 8, also with inputs
+  in the order of their importance; compressed-tensors with integers of 4 and 8 bits, by weight, output or group, with
+  zeros or without, with 8-bit floats by weight, output or block, and NVFP4; FP8 (also of fbgemm and Model Optimizer)
+  with scales of weights, outputs and blocks; bitsandbytes with 8 bits, nf4 and fp4. Integers are multiplied as they are
+  where groups of inputs are in order and of 32, 64 or multiples of 128; all else is decoded. Scales for a rounded cache
+  are left alone: `--kv-dtype` has its own. Refused: AWQ in the layout for GEMV, Marlin's layouts, 2:4 sparsity, Model
+  Optimizer's NVFP4, AutoRound, hqq.
 
 ## Tokenizers
 

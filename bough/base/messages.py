@@ -200,12 +200,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheKind(msgspec.Struct, frozen=True):
-    """Layers whose KV lies in one pool: the "full" ones, or those that see a "window" of so many positions (0: all).
+    """Layers whose KV lies in one pool: the "full" ones, or those that see a "window" of so many positions (0: all) or
+    a "chunk", those from the last multiple of that number on.
 
     ``tokens`` are the pool's cells; "latent" layers are full ones that keep one vector for keys and values.
     """
 
-    kind: Literal["full", "window", "latent"]
+    kind: Literal["full", "window", "chunk", "latent"]
     layers: int
     tokens: int
     bytes_per_token: int

@@ -28,6 +28,17 @@ With overlap the host has not seen that token when it writes the plan; the devic
 NO_ADAPTER = -1
 """Stands for the place of an adapter where there is none."""
 
+Position = TypeVar("Position", int, Ints)
+
+
+def first_seen(position: Position, window: int, chunked: bool) -> Position:
+    """The first position that a token at ``position`` sees through a window, negative if that is before the first.
+
+    Tokens see themselves and the ``window - 1`` before them (Beltagy et al. 2020), or with ``chunked`` what has come
+    since the last multiple of ``window`` (Llama 4).
+    """
+    return position // window * window if chunked else position - window + 1
+
 
 @dataclass(slots=True)
 class RowInit:

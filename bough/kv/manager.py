@@ -33,10 +33,12 @@ CacheKind = Literal["radix", "none"]
 
 
 class WindowSize(NamedTuple):
-    """The layers that see a window: positions that their tokens see, and cells of their own pool."""
+    """The layers that see a window: positions that their tokens see (:func:`bough.base.plan.first_seen`), and cells
+    of their own pool."""
 
     window: int
     n_tokens: int
+    chunked: bool = False
 
 
 class Admission(NamedTuple):
@@ -100,7 +102,9 @@ class KVManager:
         self._evicted = 0
         self._window: WindowPages | None = None
         if window is not None:
-            self._window = WindowPages(window.n_tokens, self.pages.n_pages, page_size, n_rows, window.window)
+            self._window = WindowPages(
+                window.n_tokens, self.pages.n_pages, page_size, n_rows, window.window, window.chunked
+            )
         self._sharing: Sharing | None = None
         self._cache: PrefixCache
         self._tree: RadixTree | None = None

@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from bough.base.plan import Ints
+from bough.base.plan import Ints, first_seen
 from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
 
@@ -22,13 +22,15 @@ class WindowPages:
     """The twins of pages. All methods take ids of pages of the whole pool; a twin lives until its page is freed.
 
     Attributes:
-        window: positions that a token sees, its own included.
+        window: positions that a token sees, its own included; with ``chunked`` those from the last multiple of it on.
         pages: what the twins are taken from.
     """
 
-    def __init__(self, n_tokens: int, n_pages: int, page_size: int, n_rows: int, window: int) -> None:
+    def __init__(
+        self, n_tokens: int, n_pages: int, page_size: int, n_rows: int, window: int, chunked: bool = False
+    ) -> None:
         """``n_tokens`` cells for twins of ``n_pages`` pages and rows up to ``n_rows``."""
-        self.window = window
+        self.window, self.chunked = window, chunked
         self.pages = PageAllocator(n_tokens // page_size)
         self._size = page_size
         self._twin: Ints = np.full(n_pages, -1, np.int32)
@@ -62,14 +64,14 @@ class WindowPages:
     def servable(self, pages: Ints) -> int:
         """How many tokens of a cached sequence of these pages a row can take: whole pages.
 
-        A token that follows sees the ``window - 1`` before it, so the twins of these have to be there.
+        What the token that follows sees has to have twins.
         """
         lost = np.flatnonzero(self._twin[pages] < 0)
         if not len(lost):
             return len(pages) * self._size
         # Behind each page that has lost its twin, up to the next one that has.
         ends = np.append(lost[1:], len(pages))
-        enough = ends[(ends - lost - 1) * self._size >= self.window - 1]
+        enough = ends[first_seen(ends * self._size, self.window, self.chunked) >= (lost + 1) * self._size]
         if len(enough):
             return int(enough[-1]) * self._size
         return int(lost[0]) * self._size
@@ -78,7 +80,7 @@ class WindowPages:
 
     def enter(self, row: int, pages: Ints) -> None:
         """``row`` begins behind the cached ``pages``."""
-        self._begin[row] = first = max(0, len(pages) * self._size - self.window + 1) // self._size
+        self._begin[row] = first = self._first_page(len(pages) * self._size)
         used = pages[first:]
         self._idle -= int(np.count_nonzero(self._users[used] == 0))
         self._users[used] += 1
@@ -94,7 +96,7 @@ class WindowPages:
 
     def pass_by(self, rows: Ints, positions: Ints, table: PageTable) -> None:
         """The next tokens of ``rows`` [B] are at ``positions`` [B]: they let go of what these cannot see."""
-        first = np.maximum(0, positions - self.window + 1) // self._size
+        first = np.maximum(0, first_seen(positions, self.window, self.chunked)) // self._size
         behind = first > self._begin[rows]
         if behind.any():
             rows, first = rows[behind], first[behind]
@@ -104,7 +106,11 @@ class WindowPages:
 
     def sees(self, row: int, position: int) -> bool:
         """Whether ``row`` still uses all that a token at ``position`` sees."""
-        return max(0, position - self.window + 1) // self._size >= int(self._begin[row])
+        return self._first_page(position) >= int(self._begin[row])
+
+    def _first_page(self, position: int) -> int:
+        """That of the first token that one at ``position`` sees."""
+        return max(0, first_seen(position, self.window, self.chunked)) // self._size
 
     def leave(self, row: int, end: int, table: PageTable) -> None:
         """``row``, whose cells end at ``end``, uses nothing any more."""

@@ -23,12 +23,14 @@ class CacheSpec:
         n_heads: key-value heads.
         key_dim, value_dim: numbers of each; no values where they are a part of the keys (a latent).
         window: positions that a token sees, its own included, so that older KV is never read again; 0: all of them.
+        chunked: it sees those from the last multiple of ``window`` on instead.
     """
 
     n_heads: int
     key_dim: int
     value_dim: int
     window: int = 0
+    chunked: bool = False
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of keys and values in ``dtype``; int8 has a float32 scale per head of either."""
@@ -58,19 +60,25 @@ class KVShape:
         """The widest window of a layer, 0 if none sees one."""
         return max((layer.window for layer in self.layers), default=0)
 
+    @property
+    def chunked(self) -> bool:
+        """All layers that see a window see the same chunks; otherwise :attr:`window` covers what each of them sees."""
+        kinds = {(layer.window, layer.chunked) for layer in self.layers if layer.window}
+        return len(kinds) == 1 and all(chunked for _, chunked in kinds)
+
     def kinds(self, tokens: int, window_tokens: int | None) -> tuple[CacheKind, ...]:
         """The layers by what they keep, in pools of so many cells."""
-        found: dict[tuple[Literal["full", "window", "latent"], int], list[CacheSpec]] = {}
+        found: dict[tuple[Literal["full", "window", "chunk", "latent"], int], list[CacheSpec]] = {}
         for layer in self.layers:
             if layer.window and window_tokens is not None:
-                found.setdefault(("window", layer.window), []).append(layer)
+                found.setdefault(("chunk" if layer.chunked else "window", layer.window), []).append(layer)
             else:
                 found.setdefault(("full" if layer.value_dim else "latent", 0), []).append(layer)
         return tuple(
             CacheKind(
                 kind=kind,
                 layers=len(layers),
-                tokens=window_tokens if kind == "window" and window_tokens is not None else tokens,
+                tokens=window_tokens if window and window_tokens is not None else tokens,
                 bytes_per_token=sum(layer.bytes_per_token(self.dtype) for layer in layers),
                 window=window,
             )

@@ -33,7 +33,7 @@ Tensor = torch.Tensor
 PREFIXES = ("model.", "language_model.model.", "model.language_model.", "")
 """What may stand before the names of a decoder's parameters: alone, as a part of others, saved without its head."""
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class DecoderConfig:
     Attributes:
         norm: how its norms are computed; ``layer_norm``: they are layer norms without bias.
         qkv_bias, out_bias, mlp_bias: of the projections.
-        windows: positions that each layer's tokens see, 0 for all.
+        windows: positions that each layer's tokens see, 0 for all; ``chunked``: those from the last multiple of it on.
         attention_scale: factor of the scores; None: 1 / sqrt(head_dim).
         attention_softcap, logit_softcap: bounds of scores and logits, 0 for none.
         embedding_scale, residual_scale, logit_scale: factors of embeddings, of what sublayers add, of logits.
@@ -60,6 +60,7 @@ class DecoderConfig:
     norm: NormForm
     tied: bool
     windows: tuple[int, ...]
+    chunked: bool = False
     activation: Activation = "silu"
     layer_norm: bool = False
     qkv_bias: bool = False
@@ -102,14 +103,24 @@ def read_sizes(c: ConfigReader) -> dict[str, Any]:
 
 def layer_windows(c: ConfigReader, sliding: Callable[[int], bool]) -> tuple[int, ...]:
     """The window of each layer: those that the config lists as sliding, or else those that ``sliding`` names."""
-    n_layers, window = c.size("num_hidden_layers"), c.get("sliding_window")
-    kinds = c.layers("layer_types", n_layers) or [SLIDING if sliding(i) else FULL for i in range(n_layers)]
-    if not set(kinds) <= {FULL, SLIDING}:
+    return _windows(c, sliding, SLIDING, "sliding_window")
+
+
+def layer_chunks(c: ConfigReader, chunked: Callable[[int], bool]) -> tuple[int, ...]:
+    """The same of layers whose windows are chunks."""
+    return _windows(c, chunked, CHUNKED, "attention_chunk_size")
+
+
+def _windows(c: ConfigReader, seeing: Callable[[int], bool], name: str, key: str) -> tuple[int, ...]:
+    """``name`` is what the config calls layers that see a window, and ``key`` that of its size."""
+    n_layers = c.size("num_hidden_layers")
+    kinds = c.layers("layer_types", n_layers) or [name if seeing(i) else FULL for i in range(n_layers)]
+    if not set(kinds) <= {FULL, name}:
         raise ConfigError(f"layers of the kinds {sorted(set(map(str, kinds)))} are not supported")
-    if window is None:
+    if c.get(key) is None:
         return (0,) * n_layers
-    window = c.size("sliding_window")
-    return tuple(window if kind == SLIDING else 0 for kind in kinds)
+    window = c.size(key)
+    return tuple(window if kind == name else 0 for kind in kinds)
 
 
 class Decoder:
@@ -178,8 +189,12 @@ class Decoder:
 
     def attention(self, prefix: str, i: int) -> Mixer:
         """The attention of layer ``i``."""
+        return Attention(self.context, prefix, self.form(i), self.rotary(i))
+
+    def form(self, i: int) -> AttentionForm:
+        """What the attention of layer ``i`` is like."""
         c = self.c
-        form = AttentionForm(
+        return AttentionForm(
             hidden_size=c.hidden_size,
             n_heads=c.n_heads,
             n_kv_heads=c.n_kv_heads,
@@ -189,13 +204,13 @@ class Decoder:
             scale=c.attention_scale,
             softcap=c.attention_softcap,
             window=self.window(i),
+            chunked=c.chunked,
             sinks=c.sinks,
             interleaved=c.interleaved,
             qk_norm=c.qk_norm,
             clip=c.qkv_clip,
             norm=c.norm,
         )
-        return Attention(self.context, prefix, form, self.rotary(i))
 
     def mlp(self, prefix: str, i: int) -> FeedForward:
         """The feed-forward layer of layer ``i``."""
@@ -213,7 +228,8 @@ class Decoder:
     def caches(self) -> tuple[CacheSpec, ...]:
         """What each layer keeps."""
         c = self.c
-        return tuple(CacheSpec(c.n_kv_heads, c.head_dim, c.head_dim, self.window(i)) for i in range(c.n_layers))
+        sizes = c.n_kv_heads, c.head_dim, c.head_dim
+        return tuple(CacheSpec(*sizes, self.window(i), c.chunked and self.window(i) > 0) for i in range(c.n_layers))
 
     def ignores(self, name: str) -> bool:
         """Whether a parameter that nothing uses is to be expected in a checkpoint."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.initialization import no_init_weights
+from transformers import AutoConfig
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import AttentionInterface
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from bough.base.errors import ConfigError
 from bough.device.attention.base import AttentionBackend
@@ -94,8 +94,7 @@ class TransformersModel:
         log.warning("%s models run through transformers, which is slower than a model file of bough", model_type)
         if context.adapters is not None:
             raise ConfigError(f"adapters of {model_type} models are not supported: there is no model file")
-        self._model = _built(config, context.dtype)
-        _read_parameters(self._model, context)
+        self._model = _built(config, context)
         for module in self._model.modules():
             _freeze_rotary(module, n_positions, context.device)
         self._base = self._model.base_model
@@ -140,7 +139,9 @@ class TransformersModel:
         specs = [probe.specs.get(i) for i in range(len(kinds))]
         found = []
         for kind, spec in zip(kinds, specs):
-            if spec is None or kind not in (FULL, SLIDING) or (kind == SLIDING) > bool(spec.window):
+            if spec is None:
+                raise ConfigError("layers that do not attend through transformers' interface need a model file")
+            if kind not in (FULL, SLIDING) or (kind == SLIDING) > bool(spec.window):
                 raise ConfigError(f"layers of the kind {kind!r} are not supported without a model file")
             found.append(spec if spec.window < self._n_positions else replace(spec, window=0))
         return tuple(found)
@@ -156,19 +157,6 @@ class TransformersModel:
 
     def scores(self, hidden: Tensor) -> Tensor:
         raise TypeError("a model without a classification head gives no scores")
-
-
-def _read_parameters(model: Any, context: LayerContext) -> None:
-    """Take the parameters from the checkpoint; of those that are tied, the first name."""
-    names: dict[torch.nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    again = {name for same in names.values() for name in same[1:]}
-    for parameter, same in names.items():
-        name = next((name for name in same if context.has(name)), same[0])
-        parameter.data = context.parameter(name, tuple(parameter.shape))
-    model.to(context.device)
-    context.check_all_read(lambda name: name in again or name.endswith("inv_freq"))
 
 
 def _freeze_rotary(module: Any, n_positions: int, device: torch.device) -> None:
@@ -203,7 +191,13 @@ class _Given(torch.nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.states)
+        return _States(last_hidden_state=self.states)
+
+
+class _States(BaseModelOutputWithPastAndCrossAttentions):
+    """What heads of mixtures of experts ask for, too."""
+
+    router_logits = None
 
 
 class _Probe:
@@ -221,18 +215,40 @@ class _Probe:
         return q.transpose(1, 2)
 
 
-def _built(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The model with parameters of no value; ConfigError if transformers cannot build it."""
+class _Stored:
+    """A parameter that is read when transformers takes it."""
+
+    def __init__(self, context: LayerContext, name: str) -> None:
+        self._context, self._name = context, name
+
+    def __getitem__(self, whole: object) -> Tensor:
+        return self._context.stored(self._name)
+
+
+def _built(config: Mapping[str, Any], context: LayerContext) -> Any:
+    """The model, loaded as transformers loads it: names and shapes of checkpoints may be others than of its modules.
+
+    ConfigError if transformers cannot build it, or parameters do not fit.
+    """
     plain = {key: value for key, value in config.items() if value is not None and key != "quantization_config"}
-    makers: Any = AutoModelForCausalLM
     try:
         read = AutoConfig.for_model(**plain)
-        with no_init_weights():
-            model = makers.from_config(read, dtype=dtype, attn_implementation=NAME).eval()
-        model.tie_weights()
-        return model
+        made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read)]
+        model, found = made.from_pretrained(
+            None, config=read, state_dict={name: _Stored(context, name) for name in context.names()},
+            dtype=context.dtype, attn_implementation=NAME, output_loading_info=True,
+        )  # fmt: skip
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises whatever the files of its models raise
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build a model of the type {config['model_type']!r} with "
-            f"attention of others: {error}"
+            f"attention of others: {type(error).__name__}: {error}"
         ) from error
+    unread = [name for name in found["unexpected_keys"] if not name.endswith("inv_freq")]
+    for names, what in ((found["missing_keys"], "lacks"), (unread, "has, of no known use,")):
+        if names:
+            raise ConfigError(f"the checkpoint {what} {len(names)} parameters, such as {', '.join(sorted(names)[:3])}")
+    model.to(context.device)
+    context.n_parameters += sum(parameter.numel() for parameter in model.parameters())
+    return model

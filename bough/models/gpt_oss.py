@@ -15,13 +15,14 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
-from bough.device.layers.moe import Expert, Experts, Router, Routing, SparseMoE
+from bough.device.layers.moe import Experts, Router, Routing, SparseMoE, adaptable
 from bough.device.ops.experts import Clamp
 from bough.device.quant.base import Held, LinearMethod, Parameter
 from bough.device.quant.mxfp4 import GROUP, MxFp4
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, layer_windows
 
+NAMES = "gate_proj", "up_proj", "down_proj"
 GATES, VALUES, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
 
 
@@ -49,9 +50,10 @@ class GptOss(Decoder):
         clamp = Clamp(reader.number("swiglu_alpha", 1.702), reader.number("swiglu_limit", 7.0))
         single = context.has(f"{at}.0.down_proj.weight")
         experts = [self._expert(f"{at}.{e}") for e in range(n_experts)] if single else self._experts(at, n_experts)
-        return SparseMoE(router, Experts(context, experts, hidden, inner, clamp))
+        adapted = adaptable(context, at, experts, NAMES, hidden, inner, alternating=True)
+        return SparseMoE(router, Experts(context, adapted, hidden, inner, clamp))
 
-    def _expert(self, at: str) -> Expert:
+    def _expert(self, at: str) -> tuple[LinearMethod, LinearMethod]:
         """The one whose parameters' names begin with ``at``."""
         context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
 
@@ -59,9 +61,9 @@ class GptOss(Decoder):
             bias = torch.cat([context.parameter(f"{at}.{name}.bias", (n_out,)) for name in names])
             return context.linear([(f"{at}.{name}.weight", n_out) for name in names], n_in, bias)
 
-        return Expert(linear(("gate_proj", "up_proj"), hidden, inner), linear(("down_proj",), inner, hidden))
+        return linear(("gate_proj", "up_proj"), hidden, inner), linear(("down_proj",), inner, hidden)
 
-    def _experts(self, at: str, n_experts: int) -> list[Expert]:
+    def _experts(self, at: str, n_experts: int) -> list[tuple[LinearMethod, LinearMethod]]:
         """Those that are stacked in parameters whose names begin with ``at``."""
         context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
         gate_up = self._stacked(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
@@ -70,7 +72,7 @@ class GptOss(Decoder):
         down_bias = context.parameter(f"{at}.down_proj_bias", (n_experts, hidden))
         # Outputs of the first product alternate: a gate, a value.
         return [
-            Expert(
+            (
                 context.linear_of([gate_up(e, GATES), gate_up(e, VALUES)], torch.cat((bias[GATES], bias[VALUES]))),
                 context.linear_of([down(e, ALL)], down_bias[e]),
             )

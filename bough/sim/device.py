@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.base.plan import LAST, Failure, Ints, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
+from bough.base.plan import LAST, Failure, Ints, Masks, PositionLogprobs, RowInit, StepPlan, StepResult, first_seen
 
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -104,7 +104,8 @@ class FakeDevice:
         root: first state of a sequence; lets the tests make it depend on the namespace.
         fault: looks at a plan before it runs; an exception it raises fails the forward, a mapping it
             returns names the plan indices that fail alone.
-        window: positions that some layers see, and the cells that these have of their own; (0, 0): none do.
+        window: positions that some layers see, the cells that these have of their own, and whether the positions are
+            chunks (:func:`first_seen`); (0, 0, False): none do.
     """
 
     def __init__(
@@ -115,11 +116,11 @@ class FakeDevice:
         vocab_size: int,
         root: Callable[[RowInit], int] = lambda init: 0,
         fault: Callable[[StepPlan], dict[int, str]] = lambda plan: {},
-        window: tuple[int, int] = (0, 0),
+        window: tuple[int, int, bool] = (0, 0, False),
     ) -> None:
         self.cells: NDArray[np.uint64] = np.full(n_cells, POISON, dtype=np.uint64)
         self.page_table: Ints = np.full((n_rows, max_len), -1, dtype=np.int32)
-        self.window, n_window_cells = window
+        self.window, n_window_cells, self.chunked = window
         self.window_cells: NDArray[np.uint64] = np.full(n_window_cells, POISON, dtype=np.uint64)
         self.window_table = self.page_table.copy()
         self.vocab_size = vocab_size
@@ -229,9 +230,9 @@ class FakeDevice:
 
     def _unseen(self, row: int, position: int) -> int:
         """Another number than 0 if a token at ``position`` does not see through its window what is before it."""
-        seen = slice(max(0, position - self.window + 1), position)
         if not self.window:
             return 0
+        seen = slice(max(0, first_seen(position, self.window, self.chunked)), position)
         locs = self.window_table[row, seen]
         if (locs < 0).any():
             return POISON

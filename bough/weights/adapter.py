@@ -18,7 +18,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
 
-_READ = frozenset(("peft_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "use_rslora"))
+_READ = frozenset(
+    ("peft_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "use_rslora", "target_parameters")
+)
 
 _NO_MATTER = frozenset((
     # The tensors tell it.
@@ -30,6 +32,9 @@ _NO_MATTER = frozenset((
     "megatron_core", "megatron_config", "qalora_group_size",
 ))  # fmt: skip
 """Settings that change nothing of what an adapter computes from its tensors."""
+
+_STACKED = re.compile(r".*\.experts(?:\.base_layer)?")
+"""What PEFT calls a parameter that holds all experts of a layer, where ``target_parameters`` are changed."""
 
 _KEEP_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 """Initial values of an adapter that leave the weights of its model as they are."""
@@ -75,6 +80,7 @@ def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> 
             raise ConfigError(f"{folder}: {name!r} is no factor of a linear layer's update")
         names.setdefault(match["module"], {})[match["factor"]] = name
     alphas = _patterns(config, "alpha_pattern", folder)
+    stacked = bool(config.get("target_parameters"))
     found = {}
     for module, factors in names.items():
         if len(factors) != 2:
@@ -82,8 +88,17 @@ def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> 
         a, b = file.tensor(factors["A"]), file.tensor(factors["B"])
         if not len(a) or b.shape[1] != len(a):
             raise ConfigError(f"{folder}: the factors of {module!r} have shapes {list(a.shape)} and {list(b.shape)}")
-        found[module] = LowRank(a, b, _scale(config, alphas, module, len(a), folder))
+        rank = _rank(config, folder) if stacked and _STACKED.fullmatch(module) else len(a)
+        found[module] = LowRank(a, b, _scale(config, alphas, module, rank, folder))
     return found
+
+
+def _rank(config: Mapping[str, Any], folder: Path) -> int:
+    """That of each expert, where the tensors have all of them."""
+    rank = config.get("r")
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 or config.get("rank_pattern"):
+        raise ConfigError(f"{folder}: r is {rank!r}, or not the same for all; experts need one rank")
+    return rank
 
 
 def _scale(config: Mapping[str, Any], alphas: Patterns, module: str, rank: int, folder: Path) -> float:

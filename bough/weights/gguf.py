@@ -153,15 +153,19 @@ class GgufFile:
             self._file.close()
             raise ConfigError(f"{path} is not a usable GGUF file: {error}") from error
 
-    def part(self, name: str, index: int | None = None) -> TensorInfo:
-        """Where a tensor lies, or the ``index``-th of what its first dimension counts."""
+    def part(self, name: str, index: int | slice | None = None) -> TensorInfo:
+        """Where a tensor lies, or the ``index``-th of what its first dimension counts, or some of these."""
         info = self.tensors[name]
         if index is None:
             return info
         nbytes = info.nbytes // info.shape[0]
-        return replace(info, shape=info.shape[1:], start=info.start + index * nbytes, nbytes=nbytes)
+        if isinstance(index, int):
+            return replace(info, shape=info.shape[1:], start=info.start + index * nbytes, nbytes=nbytes)
+        count = index.stop - index.start
+        shape = (count, *info.shape[1:])
+        return replace(info, shape=shape, start=info.start + index.start * nbytes, nbytes=count * nbytes)
 
-    def tensor(self, name: str, dtype: torch.dtype, index: int | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype, index: int | slice | None = None) -> torch.Tensor:
         """A new tensor of ``dtype`` with the decoded values of :meth:`part`."""
         import torch  # slow, and not needed by those who only read the metadata
 
@@ -171,7 +175,7 @@ class GgufFile:
         self._file.forget(info.start, info.nbytes)
         return out
 
-    def rows(self, name: str, index: int | None = None) -> torch.Tensor:
+    def rows(self, name: str, index: int | slice | None = None) -> torch.Tensor:
         """A copy of the bytes of :meth:`part`, of two dimensions: uint8 [rows, bytes of a row]."""
         import torch  # slow, and not needed by those who only read the metadata
 

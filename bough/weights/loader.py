@@ -7,7 +7,7 @@ asked for, into memory of its own, so that loading peaks at the weights plus one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -32,13 +32,18 @@ from bough.weights.gguf_model import (
     tokenizer_of,
 )
 from bough.weights.progress import watched
-from bough.weights.quantized import Get, method_of
+from bough.weights.quantized import KV_SCALES, Get, method_of
 from bough.weights.safetensors import open_folder, read_json
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _DEPTHS = "num_hidden_layers", "n_layer", "n_layers", "num_layers"
+_SIZES = (
+    "hidden_size", "intermediate_size", "intermediate_size_mlp", "moe_intermediate_size", "num_attention_heads",
+    "shared_expert_intermediate_size", "num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "v_head_dim",
+    "qk_rope_head_dim", "qk_nope_head_dim", "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts",
+)  # fmt: skip
 _MOST_LAYERS = 1 << 12
 """Of a model without parameters."""
 
@@ -67,14 +72,17 @@ class Checkpoint(Protocol):
     def names(self) -> list[str]:
         """Parameter names, in the order in which they are best read."""
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new contiguous tensor; ConfigError if there is no such parameter.
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        """A new contiguous tensor, or some ``rows`` of one that has a :meth:`shape`; ConfigError if there is none.
 
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
-    def blocks(self, name: str) -> Blocks | PackedWeight | HeldWeight | None:
-        """A quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | HeldWeight | None:
+        """The same of a quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """That of a parameter whose rows can be read apart; None for others."""
 
     def close(self) -> None:
         """Give the files back; tensors that were read stay valid."""
@@ -91,6 +99,7 @@ class GgufCheckpoint:
             meta, family = describe(self._file)
             self._stored = parameters_of(self._file, meta, family)
             self.config = config_of(self._file, meta, family)
+            _check_sizes(path, self.config, [info.shape for info in self._file.tensors.values()])
             self.pooling = pooling_of(meta)
             self.generation_config = generation_config_of(meta, self.config["vocab_size"])
             self.tokenizer_source: TokenizerSource = tokenizer_of(self._file)
@@ -101,26 +110,33 @@ class GgufCheckpoint:
     def names(self) -> list[str]:
         return list(self._stored)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         stored = self._where(name)
         if stored.offset:
             weight = self._file.tensor(stored.tensor, torch.float32) - stored.offset
             return weight.to(dtype or torch.float32)
-        weight = self._file.tensor(stored.tensor, dtype or torch.float32, stored.expert)
+        weight = self._file.tensor(
+            stored.tensor, dtype or torch.float32, rows if stored.expert is None else stored.expert
+        )
         if stored.values is not None:
             return join_heads(weight, self._file.tensor(stored.values, weight.dtype))
         return restore_rows(weight, stored.heads) if stored.heads else weight
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | None:
         stored = self._where(name)
-        info = self._file.part(stored.tensor, stored.expert)
+        part = rows if stored.expert is None else stored.expert
+        info = self._file.part(stored.tensor, part)
         if info.format.values == 1 or len(info.shape) != 2:
             return None
         if info.format.name not in PACKERS and info.format.name not in self._decoded:
             self._decoded.add(info.format.name)
             log.info("%s: weights in %s are decoded, as there is no kernel for it", self.path, info.format.name)
-        rows = self._file.rows(stored.tensor, stored.expert)
-        return Blocks(info.format.name, restore_rows(rows, stored.heads) if stored.heads else rows, info.shape[1])
+        found = self._file.rows(stored.tensor, part)
+        return Blocks(info.format.name, restore_rows(found, stored.heads) if stored.heads else found, info.shape[1])
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        stored = self._where(name)
+        return self._file.tensors[stored.tensor].shape if stored == Stored(stored.tensor) else None
 
     def _where(self, name: str) -> Stored:
         if name not in self._stored:
@@ -146,20 +162,26 @@ class FolderCheckpoint:
         self._told = False
         headed = any(name.endswith("lm_head.weight") for name in self._files)
         self.config = _plain_config(config, not weights or headed)
-        _check_depth(path, self.config, len(self._names) if weights else _MOST_LAYERS)
+        if weights:
+            _check_sizes(path, self.config, [file.tensors[name].shape for name, file in self._files.items()])
+        else:
+            _check_depth(path, self.config, _MOST_LAYERS)
         self.tokenizer_source: TokenizerSource = path
         self.pooling = _pooling(path)
 
     def names(self) -> list[str]:
         return list(self._names)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         stem = self._stem(name)
         if self._method is None or stem is None:
-            return self._stored(name, dtype)
+            return self._stored(name, dtype, rows)
         return self._read(stem, self._method.dense).to(dtype or torch.float32)
 
-    def blocks(self, name: str) -> PackedWeight | HeldWeight | None:
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._files[name].tensors[name].shape if self._stem(name) is None else None
+
+    def blocks(self, name: str, rows: slice | None = None) -> PackedWeight | HeldWeight | None:
         stem = self._stem(name)
         if self._method is None or stem is None:
             return None
@@ -178,7 +200,7 @@ class FolderCheckpoint:
         mark = self._method.mark
         stems = [name.removesuffix(mark) for name in self._files if name.endswith(f".{mark}")]
         parts = {f"{stem}{end}" for stem in stems for end in ("weight", mark, *self._method.others)}
-        plain = [name for name in self._files if name not in parts]
+        plain = [name for name in self._files if name not in parts and not name.endswith(KV_SCALES)]
         return {f"{stem}weight": stem for stem in stems} | dict.fromkeys(plain)
 
     def _read(self, stem: str, read: Callable[[Get], T]) -> T:
@@ -192,10 +214,10 @@ class FolderCheckpoint:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
         return self._names[name]
 
-    def _stored(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def _stored(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
         if name not in self._files:
             raise ConfigError(f"{self.path} has no parameter {name!r}")
-        return self._files[name].tensor(name, dtype)
+        return self._files[name].tensor(name, dtype, rows)
 
     def close(self) -> None:
         for file in self._files.values():
@@ -220,12 +242,23 @@ def _pooling(folder: Path) -> Pooling | None:
     return known[modes[0]]
 
 
-def _check_depth(folder: Path, config: dict[str, Any], most: int) -> None:
-    """ConfigError for more layers than there are parameters, before anything of that many is made."""
-    for name in _DEPTHS:
-        depth = config.get(name)
-        if isinstance(depth, int | float) and depth > most:
-            raise ConfigError(f"{folder}: the config's {name!r} is {depth}; its parameters suffice for at most {most}")
+def _check_sizes(path: Path, config: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> None:
+    """ConfigError for more layers than there are parameters, which have these ``shapes``, or a size that is in none of
+    them, before anything of that many is made."""
+    _check_depth(path, config, len(shapes))
+    largest = max((dim for shape in shapes for dim in shape), default=0)
+    _check(path, config, _SIZES, max(largest, len(shapes)))
+
+
+def _check_depth(path: Path, config: Mapping[str, Any], most: int) -> None:
+    _check(path, config, _DEPTHS, most)
+
+
+def _check(path: Path, config: Mapping[str, Any], names: Sequence[str], most: int) -> None:
+    for name in names:
+        size = config.get(name)
+        if isinstance(size, int | float) and size > most:
+            raise ConfigError(f"{path}: the config's {name!r} is {size}; its parameters suffice for at most {most}")
 
 
 def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:

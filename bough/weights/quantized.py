@@ -16,7 +16,7 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.device.ops.experts import INPUTS, HeldWeight
-from bough.device.ops.packed import Kind, PackedWeight, pack_groups, pack_int8
+from bough.device.ops.packed import DOUBLED_FP4, Kind, PackedWeight, pack_groups, pack_int8
 
 Tensor = torch.Tensor
 
@@ -73,14 +73,23 @@ class Integers:
 
 
 def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
-    """int32 words -> uint8, the fields of a word, lowest first, side by side along ``dim`` (of two)."""
+    """int32 words -> uint8, the fields of a word, lowest first, side by side along ``dim`` (of two).
+
+    Fields of 3 bits pass from one word to the next one; 32 of them are in three.
+    """
     if words.dtype != torch.int32 or words.ndim != 2:
         raise ConfigError(f"packed integers are {words.dtype} {list(words.shape)} and not int32 matrices")
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    fields = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).to(torch.uint8)
-    if dim == 1:
-        return fields.flatten(1)
-    return fields.transpose(1, 2).flatten(0, 1)
+    words = words if dim == 1 else words.T
+    if bits == 3:
+        if words.shape[1] % 3:
+            raise ConfigError(f"{words.shape[1]} words hold no whole number of 3-bit integers")
+        single = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32)) & 1
+        fields = (single.reshape(len(words), -1, 3) << torch.arange(3, dtype=torch.int32)).sum(-1)
+    else:
+        shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+        fields = ((words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)).flatten(1)
+    found = fields.to(torch.uint8)
+    return found if dim == 1 else found.T.contiguous()
 
 
 Get = Callable[[str], Tensor]
@@ -154,40 +163,49 @@ def _awq(settings: Mapping[str, Any]) -> Method:
 
 
 def _gptq(settings: Mapping[str, Any]) -> Method:
-    """GPTQ (Frantar et al. 2022): 4 or 8 bits, inputs by outputs, in the first form with zeros that are one too low."""
-    bits = _setting(settings, "bits", (4, 8))
+    """GPTQ (Frantar et al. 2022): inputs by outputs, in the first form with zeros that are one too low."""
+    bits = _setting(settings, "bits", (2, 3, 4, 8))
     lower = _setting(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
 
     def read(get: Get) -> Integers:
         q = unpacked(get("qweight"), bits, 0).mT.contiguous()
         zero = (unpacked(get("qzeros"), bits, 1).float() + lower).mT.contiguous()
         scale = get("scales").float().mT.contiguous()
-        return _checked(Integers(q, scale, zero, _groups_of(get("g_idx"), q, scale), bits))
+        return _checked(Integers(q, scale, zero, _groups_of(get("g_idx"), q, scale), max(bits, 4)))
 
     return _of_integers(f"GPTQ, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
 
 
 def _compressed(settings: Mapping[str, Any]) -> Method:
     """compressed-tensors: integers of 4 or 8 bits in words or bytes, or 8-bit floats, with scales by groups."""
-    form = _setting(settings, "format", ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"))
+    forms = "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized"
+    form = _setting(settings, "format", forms)
+    sparse = settings.get("sparsity_config")
+    _setting(sparse if isinstance(sparse, Mapping) else {}, "format", ("dense",), "dense")
     groups = settings.get("config_groups")
     found = [
         weights
         for group in (groups.values() if isinstance(groups, Mapping) else ())
         if isinstance(weights := group.get("weights") if isinstance(group, Mapping) else None, Mapping)
     ]
+    if form == "nvfp4-pack-quantized":
+        beside = "weight_scale", "weight_global_scale", "input_global_scale"
+        return Method(name="NVFP4", mark="weight_packed", others=beside, dense=_nvfp4)
     kinds = {(weights.get("num_bits"), weights.get("type", "int")) for weights in found}
     if len(kinds) != 1 or not kinds <= {(4, "int"), (8, "int"), (8, "float")}:
         raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
     bits, kind = int(found[0]["num_bits"]), found[0].get("type", "int")
     if kind == "float":
-        return _of_fp8("weight_scale", ("input_scale",), None)
+        block = _block(found[0].get("block_structure") if found[0].get("strategy") == "block" else None)
+        return _of_fp8("weight_scale", ("input_scale",), block)
     shifted = any(weights.get("symmetric") is False for weights in found)
     ordered = any(weights.get("actorder") == "group" for weights in found)
 
     def integers(get: Get, q: Tensor, zero: Tensor | None, held: int) -> Integers:
         scale = get("weight_scale").float()
         zero = torch.full_like(scale, 1 << (held - 1)) if zero is None else zero.float()
+        if scale.numel() == 1:  # of the whole weight
+            scale, zero = scale.expand(len(q), 1), zero.expand(len(q), 1)
         return _checked(Integers(q, scale, zero, _groups_of(get("weight_g_idx"), q, scale) if ordered else None, held))
 
     def read_words(get: Get) -> Integers:
@@ -201,7 +219,9 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
         return integers(get, (get("weight").to(torch.int16) + 128).to(torch.uint8), zero, 8)
 
     name = f"compressed-tensors, {bits} bits"
-    others = ("weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale")
+    others = (
+        "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale", "input_zero_point"
+    )  # fmt: skip
     if form == "pack-quantized":
         return _of_integers(name, "weight_packed", others, read_words)
     return _of_integers(name, "weight_scale", others, read_bytes)
@@ -264,13 +284,24 @@ def _spread(scales: Tensor, size: int, n_values: int) -> Tensor:
 
 def _fp8_folder(settings: Mapping[str, Any]) -> Method:
     """8-bit floats with scales of the whole weight, of outputs, or of blocks (DeepSeek-AI 2024)."""
-    block = settings.get("weight_block_size")
-    if block is not None and not (
-        isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
-    ):
-        raise ConfigError(f"blocks of {block!r} are no blocks of a weight")
+    block = _block(settings.get("weight_block_size"))
     mark = "weight_scale" if block is None else "weight_scale_inv"
-    return _of_fp8(mark, ("input_scale", "activation_scale"), None if block is None else (block[0], block[1]))
+    return _of_fp8(mark, ("input_scale", "activation_scale", "input_scale_ub"), block)
+
+
+def _block(given: Any) -> tuple[int, int] | None:
+    """Outputs and inputs of a block; None where there are none, ConfigError for what are no such numbers."""
+    if given is None:
+        return None
+    if not (isinstance(given, list) and len(given) == 2 and all(type(n) is int and n > 0 for n in given)):
+        raise ConfigError(f"blocks of {given!r} are no blocks of a weight")
+    return given[0], given[1]
+
+
+def _modelopt(settings: Mapping[str, Any]) -> Method:
+    """NVIDIA's Model Optimizer: 8-bit floats with a scale of the whole weight."""
+    _setting(settings, "quant_algo", ("FP8",))
+    return _fp8_folder({})
 
 
 def _of_fp8(mark: str, others: tuple[str, ...], block: tuple[int, int] | None) -> Method:
@@ -302,6 +333,17 @@ def _of_fp8(mark: str, others: tuple[str, ...], block: tuple[int, int] | None) -
     return Method(name="FP8", mark=mark, others=others, dense=dense, floats=floats)
 
 
+def _nvfp4(get: Get) -> Tensor:
+    """4-bit floats of which 16 inputs share an 8-bit float as a scale, and all of them a divisor of the scales."""
+    packed, scale, divisor = get("weight_packed"), get("weight_scale").float(), get("weight_global_scale").float()
+    n_out, n_in = len(packed), 2 * packed.shape[1]
+    if packed.dtype != torch.uint8 or scale.shape != (n_out, n_in // 16) or divisor.numel() != 1 or n_in % 16:
+        raise ConfigError(f"scales {list(scale.shape)} do not fit an NVFP4 weight {[n_out, n_in]}")
+    codes = torch.stack((packed & 15, packed >> 4), dim=2).view(n_out, -1, 16)
+    values = torch.tensor(DOUBLED_FP4, dtype=torch.float32)[codes.int()] / 2
+    return (values * (scale / divisor)[..., None]).view(n_out, n_in)
+
+
 def _checked(integers: Integers) -> Integers:
     n_out, n_in = integers.q.shape
     rows, n_groups = integers.scale.shape
@@ -322,7 +364,12 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], Method | None]] = {
     "gptq": _gptq,
     "compressed-tensors": _compressed,
     "fp8": _fp8_folder,
+    "fbgemm_fp8": _fp8_folder,
+    "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
 }
 """``quant_method`` of a config -> what reads it."""
+
+KV_SCALES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+"""Ends of the names of scales for a rounded KV cache. A pool in fewer bits has scales of its own, by token."""

@@ -82,9 +82,14 @@ class SafetensorsFile:
             self._file.close()
             raise ConfigError(f"{path} is not a usable safetensors file: {error}") from error
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new tensor; floating values are converted to ``dtype`` (by default they stay as they are stored)."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        """A new tensor, or some rows of it; floating values are converted to ``dtype``, or stay as they are stored."""
         stored = self.tensors[name]
+        if rows is not None:
+            count, size = rows.stop - rows.start, stored.nbytes // stored.shape[0]
+            stored = StoredTensor(
+                stored.dtype, (count, *stored.shape[1:]), stored.start + rows.start * size, count * size
+            )
         wanted = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
         out = torch.empty(stored.shape, dtype=wanted)
         if out.numel():

@@ -60,8 +60,8 @@ class BuiltWorker:
 
     worker: Worker
     pool_tokens: int
-    window: tuple[int, int] | None
-    """Positions that layers with a window see, and their cells."""
+    window: tuple[int, int, bool] | None
+    """Positions that layers with a window see, their cells, and whether the positions are chunks."""
     cache: tuple[CacheKind, ...]
     n_parameters: int
     vocab_size: int
@@ -90,6 +90,7 @@ def build_worker(
         raise ConfigError("the model's config has no 'model_type'")
     # With overlap a sequence that has reached its end is computed once more, one position further.
     n_positions = sizes.context_length + 1
+    _check_tables(n_positions, sizes.n_rows, free_memory())
     with torch.inference_mode():
         model = model_class(model_type)(config, context, sizes.n_ids, n_positions)
         shape = model.kv_shape
@@ -118,13 +119,25 @@ def build_worker(
     return BuiltWorker(
         worker,
         size.tokens,
-        None if size.window_tokens is None else (shape.window, size.window_tokens),
+        None if size.window_tokens is None else (shape.window, size.window_tokens, shape.chunked),
         shape.kinds(size.tokens, size.window_tokens),
         context.n_parameters,
         model.vocab_size,
         model.labels,
         model.causal,
     )
+
+
+def _check_tables(n_positions: int, n_rows: int, free_bytes: int) -> None:
+    """ConfigError where not even the locs of ``n_rows`` rows and the rotary table, of up to a kilobyte for a position,
+    fit: a model may claim any length."""
+    needed = n_positions * (8 * n_rows + 1024)
+    if needed > free_bytes:
+        raise ConfigError(
+            f"{n_rows} sequences of {n_positions - 1} tokens need tables of {needed / 1e9:.1f} GB, and "
+            f"{free_bytes / 1e9:.1f} GB are free: set a smaller context length",
+            param="context_length",
+        )
 
 
 def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: WorkerSizes) -> None:

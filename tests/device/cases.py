@@ -46,6 +46,7 @@ def make_case(
     softcap: float = 0.0,
     window: int = 0,
     sinks: bool = False,
+    chunked: bool = False,
 ) -> Case:
     """Sequences of ``lengths`` of which the last ``new`` tokens are computed; ``heads`` is (H, KH, D).
 
@@ -76,11 +77,10 @@ def make_case(
         write_cells(cells, where, torch.randn((len(where), n_kv_heads, dim), generator=g).to(dtype))
     q = torch.randn((sum(new), n_heads, dim), generator=g).to(dtype)
     q_start = torch.tensor([0, *new]).cumsum(0).int()
+    scale, sink = dim**-0.5 * (2.0 if softcap else 1.0), torch.randn(n_heads, generator=g) * 2 if sinks else None
+    scoring = Scoring(scale, softcap, window, sink, chunked)
     for row, length, n in zip(rows.tolist(), lengths, new):
-        table[row, : max(0, length - n - window + 1) if window else 0] = MISSING
-    scoring = Scoring(
-        dim**-0.5 * (2.0 if softcap else 1.0), softcap, window, torch.randn(n_heads, generator=g) * 2 if sinks else None
-    )
+        table[row, : _first(scoring, length - n)] = MISSING
     return Case(q, k, v, table, rows, q_start, torch.tensor(lengths).int(), scoring)
 
 
@@ -115,6 +115,13 @@ def tolerance(case: Case) -> Tensor:
     return 2**-8 * exact.abs() + 2**-8 * spread + 1e-5
 
 
+def _first(how: Scoring, position: int) -> int:
+    """The first position that one sees."""
+    if not how.window:
+        return 0
+    return position - position % how.window if how.chunked else max(0, position - how.window + 1)
+
+
 def _attention(case: Case) -> tuple[Tensor, Tensor]:
     """The result, and the same with magnitudes of the values: what errors of the weights are relative to."""
     outs, spreads = [], []
@@ -122,7 +129,7 @@ def _attention(case: Case) -> tuple[Tensor, Tensor]:
         length = int(case.seq_len[i])
         q = case.q[case.q_start[i] : case.q_start[i + 1]].double()
         how = case.scoring
-        first = max(0, length - len(q) - how.window + 1) if how.window else 0
+        first = _first(how, length - len(q))
         locs = case.page_table[row, first:length].long()
         group = q.shape[1] // case.k.shape[1]
         k, v = (read_cells(cells, locs).double().repeat_interleave(group, dim=1) for cells in (case.k, case.v))
@@ -130,7 +137,8 @@ def _attention(case: Case) -> tuple[Tensor, Tensor]:
         if how.softcap:
             scores = how.softcap * torch.tanh(scores / how.softcap)
         positions, keys = torch.arange(length - len(q), length)[:, None], torch.arange(first, length)
-        hidden = (keys > positions) | (keys <= positions - how.window if how.window else keys < 0)
+        begin = torch.tensor([_first(how, position) for position in positions[:, 0].tolist()])[:, None]
+        hidden = (keys > positions) | (keys < begin)
         scores = scores.masked_fill(hidden, -torch.inf)
         if how.sinks is not None:
             beside = how.sinks.double()[:, None, None].expand(-1, len(q), 1)

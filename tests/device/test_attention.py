@@ -63,9 +63,13 @@ def test_a_long_row_equals_float64(ops: Ops, dtype: torch.dtype, new: int) -> No
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("window", [1, 5, 100, 128, 129, 300, 1000])
-def test_windows_equal_float64(ops: Ops, window: int, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_windows_equal_float64(
+    ops: Ops, chunked: bool, window: int, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     lengths, new = [1, 130, 700, 300, 257], [1, 1, 200, 6, 257]
-    check(ops, make_case(lengths, new, (6, 2, 64), dtype, window=window, kv_dtype=kv_dtype, page_size=4))
+    options = {"kv_dtype": kv_dtype, "page_size": 4, "chunked": chunked}
+    check(ops, make_case(lengths, new, (6, 2, 64), dtype, window=window, **options))
 
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)

@@ -121,10 +121,10 @@ def test_every_scheme_computes_the_layer(ops: Ops, quantize: Quantize, dtype: to
     found = scheme.linear(parameters, bias).apply(x)
     share = {"auto": 0.02, "none": 0.01, "int8": 0.02, "int4": 0.15}[quantize]
     assert found.dtype == dtype and (found.double() - exact).norm() < share * exact.norm()
-    table = scheme.table(Given(a, q8_blocks(a)), tied=True)
+    table = scheme.table([Given(a, q8_blocks(a))], tied=True)
     tokens = torch.tensor([3, 47, 3], dtype=torch.int32)
     assert torch.allclose(table.lookup(tokens).float(), a[tokens].float(), atol=0.03)
-    for head in (table.head(40), scheme.head(Given(a, q8_blocks(a)), 40)):
+    for head in (table.head(40), scheme.head([Given(a, q8_blocks(a))], 40)):
         out = head.apply(x)
         assert out.shape == (5, 40) and (out.double() - x.double() @ a[:40].double().T).norm() < 0.02 * exact.norm()
 
@@ -143,6 +143,6 @@ def test_which_form_is_chosen() -> None:
     tiles = resolve_scheme("auto", ops, torch.bfloat16, ("amx_bf16",))
     assert not tiles.linear(plain, None).parts, "oneDNN knows AMX"
     assert isinstance(tiles.linear(stored, None), PackedMethod)
-    assert isinstance(kept.table(stored[0], tied=True), PackedTable)
+    assert isinstance(kept.table([stored[0]], tied=True), PackedTable)
     assert isinstance(resolve_scheme("auto", ops, torch.float32), DenseScheme), "float32 is exact"
     assert isinstance(resolve_scheme("auto", ReferenceOps("test"), torch.bfloat16), DenseScheme)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bough.base.messages import Namespace
+from bough.base.plan import first_seen
 from bough.kv.eviction import EVICTIONS
 from bough.kv.manager import KVManager, WindowSize
 from bough.kv.window import WindowPages
@@ -226,7 +227,7 @@ class PoolMachine(RuleBasedStateMachine):
             for position, loc in enumerate(locs):
                 assert self.cells[loc] == (ns, tuple(ids[: position + 1]))
             if self.window is not None:
-                begin = max(0, self.valid[row] - self.window.window + 1)
+                begin = max(0, first_seen(self.valid[row], self.window.window, self.window.chunked))
                 seen = self.kv.window_locs(array(locs[begin:])).tolist()
                 for position, loc in enumerate(seen, begin):
                     assert self.window_cells[loc] == (ns, tuple(ids[: position + 1])), "what the next token sees"
@@ -257,6 +258,8 @@ TestNothingKept = machine(4, "lru", "none", examples=15)
 TestWindowOfThree = machine(1, "lru", examples=50, window=WindowSize(3, 12))
 TestWindowOfOne = machine(1, "arc", examples=15, window=WindowSize(1, 9))
 TestWindowAcrossPages = machine(4, "lfu", window=WindowSize(6, 44))
+TestChunks = machine(1, "lru", examples=40, window=WindowSize(4, 16, True))
+TestChunksAcrossPages = machine(4, "lfu", window=WindowSize(6, 44, True))
 TestWindowOfNothingKept = machine(4, "lru", "none", examples=15, window=WindowSize(5, 64))
 
 
@@ -407,9 +410,9 @@ def test_a_prefix_is_taken_as_far_as_the_windows_are_there():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.booleans(), max_size=12), st.integers(1, 9), st.sampled_from((1, 2, 4)))
-def test_what_can_be_served_equals_its_definition(lost, window, size):
-    pages = WindowPages(16 * size, 16, size, 1, window)
+@given(st.lists(st.booleans(), max_size=12), st.integers(1, 9), st.sampled_from((1, 2, 4)), st.booleans())
+def test_what_can_be_served_equals_its_definition(lost, window, size, chunked):
+    pages = WindowPages(16 * size, 16, size, 1, window, chunked)
     ids = array(range(len(lost)))
     pages.enter(0, ids[:0])
     pages.take(ids)
@@ -418,9 +421,18 @@ def test_what_can_be_served_equals_its_definition(lost, window, size):
     pages.forget(gone)
 
     def seen(length):
-        return all(not lost[p // size] for p in range(max(0, length - window + 1), length))
+        first = length - length % window if chunked else max(0, length - window + 1)
+        return all(not lost[p // size] for p in range(first, length))
 
     assert pages.servable(ids) == max(n * size for n in range(len(lost) + 1) if seen(n * size))
+
+
+def test_a_chunk_that_is_complete_is_seen_by_nobody_behind_it():
+    kv = KVManager(64, 1, 4, 64, window=WindowSize(4, 5, True))
+    ids = list(range(20))
+    assert run(kv, ids) == 0
+    assert run(kv, [*range(8), 77, 78]) == 8, "at the end of a chunk nothing is needed"
+    assert run(kv, [*range(14), 79]) == 12, "a part of the begun chunk is gone"
 
 
 def test_the_queue_of_pages_that_were_left_stays_short():

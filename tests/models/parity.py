@@ -46,6 +46,10 @@ LONGROPE = {
 HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 500.0}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+LLAMA4 = {
+    "head_dim": 32, "intermediate_size_mlp": 48, "attention_chunk_size": 10, "num_local_experts": 4, "floor_scale": 7,
+    "num_hidden_layers": 4, "interleave_moe_layer_step": 2, "attn_scale": 0.4,
+}  # fmt: skip
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
 
 # Cells of 32 numbers, which the compiled kernel takes; with a latent of 20 it is the reference.
@@ -103,6 +107,15 @@ CASES = {
     "seed_oss-biases": Case("seed_oss", {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True}),
     "ernie4_5": Case("ernie4_5", {"head_dim": 32}),
     "ernie4_5-biases": Case("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
+    "llama4_text": Case("llama4_text", {**LLAMA4, "num_experts_per_tok": 2, "rope_parameters": LLAMA3}, 0.2),
+    "llama4": Case("llama4", {
+        "text_config": {**COMMON, **LLAMA4, "attention_bias": True, "use_qk_norm": False, "moe_layers": [0, 1]},
+        "vision_config": {
+            "hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "image_size": 28, "patch_size": 14, "vision_output_dim": 16, "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+    }, 0.2),
     "smollm3": Case("smollm3", {"num_hidden_layers": 4}),
     "gpt_oss": Case("gpt_oss", {
         "head_dim": 32, "sliding_window": 11, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 2.0,

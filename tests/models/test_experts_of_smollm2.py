@@ -42,7 +42,7 @@ class Mixture:
             names += [f"{layer}.experts.{e}.{w}.weight" for e in range(self._n) for w in NAMES]
         return names
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> Tensor:
         if "block_sparse_moe" not in name:
             return self._dense.tensor(name, dtype)
         layer, _, rest = name.partition(".block_sparse_moe.")
@@ -57,7 +57,10 @@ class Mixture:
         part = whole.chunk(self._n, dim=int(w == "w2"))[int(e)]
         return part.contiguous() * (self._n if w == "w2" else 1)  # a weight of 1 / n, undone by a power of two
 
-    def blocks(self, name: str) -> None:
+    def blocks(self, name: str, rows: slice | None = None) -> None:
+        return None
+
+    def shape(self, name: str) -> None:
         return None
 
 

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bough.base.errors import ConfigError
 from bough.models.registry import MODELS
 from tests.driving import make_driver
 from tests.models.parity import HALF, LONGROPE, WHOLE, Case, check, distance, ids_of, make_checkpoint
+
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+"""Checkpoints hold them one by one or stacked, modules of transformers in other shapes."""
 
 CASES = {
     "starcoder2": Case("starcoder2", {"sliding_window": 20, "use_bias": True}),
@@ -25,6 +29,14 @@ CASES = {
     "gpt_bigcode": Case("gpt_bigcode", {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}),
     "biogpt": Case("biogpt"),
     "stablelm": Case("stablelm", {"rope_parameters": HALF}),
+    "gpt_neox": Case("gpt_neox"),  # whose head has another name in checkpoints
+    "apertus": Case("apertus"),  # with buffers in checkpoints
+    "phimoe": Case("phimoe", EXPERTS),
+    "granitemoe": Case("granitemoe", EXPERTS),
+    "jetmoe": Case("jetmoe", {**EXPERTS, "kv_channels": 16}),
+    "glm4_moe": Case("glm4_moe", {
+        **EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "head_dim": 16,
+    }),
 }  # fmt: skip
 
 
@@ -78,7 +90,8 @@ def test_an_answer_does_not_depend_on_its_company(kind: str, tmp_path: Path) -> 
     ("name", "options"),
     [("bloom", {"n_layer": 1, "hidden_size": 32, "n_head": 2}), ("mamba", {"num_hidden_layers": 1, "hidden_size": 32}),
      ("diffllama", {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}),
-     ("mpt", {"d_model": 32, "n_heads": 2, "n_layers": 1}), ("nothing", {})],
+     ("mpt", {"d_model": 32, "n_heads": 2, "n_layers": 1}), ("nothing", {}),
+     ("codegen", {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8})],
 )  # fmt: skip
 def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tmp_path: Path) -> None:
     """Layers that attend in another way than through transformers' interface, or do not attend."""
@@ -91,5 +104,18 @@ def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tm
     else:
         made = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, vocab_size=97, **options))
         made.save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="not supported|cannot build|do not run"):
+    with pytest.raises(ConfigError, match="not supported|cannot build|do not run|need a model file"):
+        make_driver(tmp_path)
+
+
+@pytest.mark.parametrize(("change", "message"), [("lacks", "lacks 1"), ("has", "has, of no known use, 1")])
+def test_parameters_that_do_not_fit_are_refused(change: str, message: str, tmp_path: Path) -> None:
+    make_checkpoint(CASES["phimoe"], tmp_path)
+    held = load_file(tmp_path / "model.safetensors")
+    if change == "lacks":
+        del held["model.norm.weight"]
+    else:
+        held["model.layers.0.mlp.extra.weight"] = torch.zeros(3)
+    save_file(held, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=message):
         make_driver(tmp_path)

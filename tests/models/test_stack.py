@@ -43,12 +43,15 @@ class Random:
     def names(self) -> list[str]:
         return list(self._shapes)
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> Tensor:
         g = torch.Generator().manual_seed(sum(name.encode()))
         values = torch.randn(self._shapes[name], generator=g)
         return (1 + values / 8 if "norm" in name else values / 8).to(dtype or torch.float32)
 
-    def blocks(self, name: str) -> None:
+    def blocks(self, name: str, rows: slice | None = None) -> None:
+        return None
+
+    def shape(self, name: str) -> None:
         return None
 
 

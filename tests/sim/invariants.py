@@ -211,7 +211,8 @@ class Checker:
         used: set[int] = set()
         for row in rows.running.tolist():
             end = min(int(rows.planned[row]), int(rows.n_ids[row]))
-            seen = kv.table.locs[row, max(0, end - device.window + 1) : end]
+            first = end - end % device.window if device.chunked else max(0, end - device.window + 1)
+            seen = kv.table.locs[row, first:end]
             locs = kv.window_locs(seen)
             require(locs is not None and (locs >= 0).all(), "I14 window", "row {} has lost a part of its window", row)
             require((device.window_cells[locs] == device.cells[seen]).all(), "I14 window", "row {} sees others", row)

@@ -89,7 +89,7 @@ class Pipeline:
             VOCAB,
             root=lambda init: root_of(init.seed, self.adapters.held.get(init.adapter, "").partition("@")[0]),
             fault=self._look,
-            window=(settings.window, settings.window_cells),
+            window=(settings.window, settings.window_cells, settings.chunked),
         )
         self.late = LateDevice(device, settings.lag)
         self.adapters = FakeAdapters(1)

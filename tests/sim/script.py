@@ -51,6 +51,7 @@ class Settings:
     slow_adapters: bool = False
     window: int = 0
     window_cells: int = 0
+    chunked: bool = False
     lag: int = 0
     aging: float = AGING
 
@@ -201,7 +202,8 @@ def _windowed(script: Script, rng: random.Random, share: float = 0.3) -> Script:
     window, size = rng.choice((1, 2, 3, 5, 9, 20)), settings.page_size
     least = window + settings.step_tokens + 2 * size
     cells = least + int(rng.choice((0, 0.3, 1.0, 2.0)) * settings.max_running * (window + 2 * size))
-    return replace(script, settings=replace(settings, window=window, window_cells=-(-cells // size) * size))
+    window_cells, chunked = -(-cells // size) * size, rng.random() < 0.4
+    return replace(script, settings=replace(settings, window=window, window_cells=window_cells, chunked=chunked))
 
 
 def storm(seed: int) -> Script:

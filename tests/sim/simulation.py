@@ -123,7 +123,7 @@ class Simulation:
             max_len=CONTEXT,
             eviction=settings.eviction,
             cache=cast(CacheKind, settings.cache),
-            window=WindowSize(settings.window, settings.window_cells) if settings.window else None,
+            window=WindowSize(settings.window, settings.window_cells, settings.chunked) if settings.window else None,
         )
         self.pipeline = Pipeline(settings, self.arrivals, self._rid_of)
         self.pipeline.adapters = FakeAdapters(settings.adapter_places, lambda: self.steps, settings.slow_adapters)

@@ -142,6 +142,22 @@ def test_gguf_of_every_family(family_path: Path, tmp_path: Path, examples: int) 
     run(lambda changes: check_gguf(content, tmp_path / "m.gguf", changes), examples)
 
 
+SIZES = tuple(
+    f".{name}".encode()
+    for name in (
+        "embedding_length", "feed_forward_length", "head_count", "head_count_kv", "key_length", "value_length",
+        "expert_count", "expert_feed_forward_length", "q_lora_rank", "kv_lora_rank",
+    )
+)  # fmt: skip
+
+
+UNUSED = (
+    *(f"deepseek2.attention.{name}".encode() for name in ("head_count_kv", "key_length", "value_length")),
+    b"gpt-oss.feed_forward_length",
+)
+"""All heads read one latent, and all layers have experts."""
+
+
 def test_no_number_of_a_gguf_file_is_trusted(family_path: Path, tmp_path: Path) -> None:
     content, damage = family_path.read_bytes(), tmp_path / "m.gguf"
     with GgufFile(family_path) as file:
@@ -152,6 +168,7 @@ def test_no_number_of_a_gguf_file_is_trusted(family_path: Path, tmp_path: Path) 
             damage.write_bytes(content[: at + 4] + struct.pack("<I", number) + content[at + 8 :])
             fits = read_everything(damage)
             assert not (fits and number and key.endswith(b".block_count"))
+            assert not (fits and number and key.endswith(SIZES) and key not in UNUSED)
 
 
 @pytest.mark.parametrize("layers", [10**6, 10**11, 1e30])

@@ -29,11 +29,25 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def words(q: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Integers as fields of int32 words along ``dim``; field i holds value ``order[i]`` of each word's."""
+    if bits == 3:
+        return three_bit_words(q, dim)
     n = 32 // bits
     moved = q.movedim(dim, -1).reshape(*q.movedim(dim, -1).shape[:-1], -1, n).long()
     fields = moved[..., list(order)] if order else moved
     total = (fields << (torch.arange(n) * bits)).sum(-1)
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int().movedim(-1, dim).contiguous()
+
+
+def three_bit_words(q: Tensor, dim: int) -> Tensor:
+    """As AutoGPTQ spells it out: ten values, two bits of the eleventh; its last bit, ten, one bit; two bits, ten."""
+    rows = []
+    for block in q.movedim(dim, 0).long().split(32):
+        first = sum(block[i] << (3 * i) for i in range(10)) | (block[10] & 3) << 30
+        second = block[10] >> 2 | sum(block[11 + i] << (3 * i + 1) for i in range(10)) | (block[21] & 1) << 31
+        third = block[21] >> 1 | sum(block[22 + i] << (3 * i + 2) for i in range(10))
+        rows += [first, second, third]
+    total = torch.stack(rows)
+    return torch.where(total >= 1 << 31, total - (1 << 32), total).int().movedim(0, dim).contiguous()
 
 
 def rounded(w: Tensor, group: int, bits: int, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,13 +77,16 @@ def awq(w: Tensor) -> Stored:
     return tensors, values(q, scale, zero)
 
 
-def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1) -> Callable[[Tensor], Stored]:
+def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1, size: int = 32) -> Callable[[Tensor], Stored]:
+    """``size`` of groups; -1: all inputs."""
+
     def write(w: Tensor) -> Stored:
         n_in = w.shape[1]
+        size_ = n_in if size < 0 else size
         order = torch.randperm(n_in, generator=torch.Generator().manual_seed(1)) if act_order else torch.arange(n_in)
         groups = torch.empty(n_in, dtype=torch.int32)
-        groups[order] = (torch.arange(n_in) // 32).int()
-        q, scale, zero = rounded(w[:, order].contiguous(), 32, bits, symmetric)
+        groups[order] = (torch.arange(n_in) // size_).int()
+        q, scale, zero = rounded(w[:, order].contiguous(), size_, bits, symmetric)
         back = torch.empty_like(q)
         back[:, order] = q
         tensors = {
@@ -81,10 +98,15 @@ def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1) -> Callabl
     return write
 
 
-def packed_w4(w: Tensor) -> Stored:
-    q, scale, zero = rounded(w, 32, 4, symmetric=True)
-    tensors = {"weight_packed": words(q, 4, 1), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
-    return tensors, values(q, scale, zero)
+def packed(bits: int, size: int) -> Callable[[Tensor], Stored]:
+    """``size`` of groups; -1: all inputs."""
+
+    def write(w: Tensor) -> Stored:
+        q, scale, zero = rounded(w, w.shape[1] if size < 0 else size, bits, symmetric=True)
+        tensors = {"weight_packed": words(q, bits, 1), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
+        return tensors, values(q, scale, zero)
+
+    return write
 
 
 def w8a8(w: Tensor) -> Stored:
@@ -93,7 +115,30 @@ def w8a8(w: Tensor) -> Stored:
     return {"weight": q, "weight_scale": scale}, q.float() * scale
 
 
-def fp8(scales: str) -> Callable[[Tensor], Stored]:
+def w8a8_tensor(w: Tensor) -> Stored:
+    scale = w.abs().amax().reshape(1) / 127
+    q = (w / scale).round().to(torch.int8)
+    return {"weight": q, "weight_scale": scale, "input_scale": torch.ones(1)}, q.float() * scale
+
+
+def w8a8_zeros(w: Tensor) -> Stored:
+    q, scale, zero = rounded(w, w.shape[1], 8)
+    tensors = {"weight": (q.int() - 128).to(torch.int8), "weight_zero_point": (zero - 128).to(torch.int8)}
+    return {**tensors, "weight_scale": scale}, values(q, scale, zero)
+
+
+def nvfp4(w: Tensor) -> Stored:
+    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    levels = torch.cat((levels, -levels))
+    divisor = torch.tensor([448.0 * 6 / w.abs().max()])
+    scale = (w.view(len(w), -1, 16).abs().amax(2) / 6 * divisor).to(torch.float8_e4m3fn)
+    spread = (scale.float() / divisor).repeat_interleave(16, 1)
+    codes = ((w / spread)[..., None] - levels).abs().argmin(-1).to(torch.uint8)
+    tensors = {"weight_packed": codes[:, ::2] | codes[:, 1::2] << 4, "weight_scale": scale}
+    return {**tensors, "weight_global_scale": divisor}, levels[codes.int()] * spread
+
+
+def fp8(scales: str, block_name: str = "weight_scale_inv") -> Callable[[Tensor], Stored]:
     def write(w: Tensor) -> Stored:
         if scales == "block":
             rows, columns = (-(-n // 32) for n in w.shape)
@@ -103,7 +148,7 @@ def fp8(scales: str) -> Callable[[Tensor], Stored]:
             scale = torch.rand(()) + 0.5 if scales == "tensor" else torch.rand(len(w), 1) + 0.5
             spread = scale
         stored = (w / spread).to(torch.float8_e4m3fn)
-        name = "weight_scale_inv" if scales == "block" else "weight_scale"
+        name = block_name if scales == "block" else "weight_scale"
         return {"weight": stored, name: scale}, stored.float() * spread
 
     return write
@@ -177,7 +222,7 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None
     ),
     "w4a16": (
         {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": group(4, "int")},
-        packed_w4, Kind.Q4_ZERO,
+        packed(4, 32), Kind.Q4_ZERO,
     ),
     "w8a8": (
         {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": group(8, "int")}, w8a8,
@@ -201,6 +246,26 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None
     ),
     "fp8-tensor": ({"quant_method": "fp8"}, fp8("tensor"), None),
     "fp8-channel": ({"quant_method": "fp8"}, fp8("channel"), None),
+    "compressed-fp8-block": (
+        {"quant_method": "compressed-tensors", "format": "float-quantized",
+         "config_groups": group(8, "float", strategy="block", block_structure=[32, 32])},
+        fp8("block", "weight_scale"), None,
+    ),
+    "w8a8-tensor": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": group(8, "int")},
+        w8a8_tensor, Kind.INT8,
+    ),
+    "w8a8-zeros": (
+        {"quant_method": "compressed-tensors", "format": "int-quantized",
+         "config_groups": group(8, "int", symmetric=False)},
+        w8a8_zeros, None,
+    ),
+    "nvfp4": (
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": group(4, "float")},
+        nvfp4, None,
+    ),
+    "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8("channel"), None),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8("tensor"), None),
     "fp8-block": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8("block"), None),
 }  # fmt: skip
 
@@ -243,13 +308,53 @@ def test_values_are_those_of_the_method(name: str, plain: Path, tmp_path: Path) 
         assert torch.equal(checkpoint.tensor(key), expected)
         packed = checkpoint.blocks(key)
         if isinstance(packed, HeldWeight):
-            assert name in ("compressed-fp8", "fp8-tensor", "fp8-channel") and packed.scale is not None
+            assert (
+                name in ("compressed-fp8", "fp8-tensor", "fp8-channel", "fbgemm", "modelopt")
+                and packed.scale is not None
+            )
             assert torch.equal(packed.weight.float() * packed.scale, expected)
             continue
         assert (None if packed is None else packed.kind) == METHODS[name][2]
         if packed is not None:
             assert torch.allclose(unpack(packed), expected, rtol=1e-6, atol=1e-7)
     assert checkpoint.blocks("model.embed_tokens.weight") is None
+    checkpoint.close()
+
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq"}
+PACKED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "write", "kind"),
+    [
+        *(({**GPTQ, "bits": 4}, gptq(4, False, sym, size=n), Kind.Q4_ZERO) for n in (64, 128, -1) for sym in (0, 1)),
+        *(({**GPTQ, "bits": 8}, gptq(8, False, True, size=n), Kind.Q8) for n in (64, 128)),
+        ({**GPTQ, "bits": 8}, gptq(8, False, True, size=-1), Kind.INT8),
+        *(({**GPTQ, "bits": 4}, gptq(4, True, sym, size=128), None) for sym in (False, True)),
+        *(({**GPTQ, "bits": bits}, gptq(bits, False, False, size=64), Kind.Q4_ZERO) for bits in (2, 3)),
+        *(({**PACKED, "config_groups": group(4, "int")}, packed(4, n), Kind.Q4_ZERO) for n in (64, 128, -1)),
+        *(({**PACKED, "config_groups": group(8, "int")}, packed(8, n), Kind.Q8) for n in (32, 128)),
+        ({**PACKED, "config_groups": group(8, "int")}, packed(8, -1), Kind.INT8),
+    ],
+)  # fmt: skip
+def test_groups_of_any_usual_size(settings: Any, write: Callable[[Tensor], Stored], kind: Kind | None, plain: Path,
+                                  tmp_path: Path) -> None:  # fmt: skip
+    torch.manual_seed(0)
+    tensors, expected = write(torch.randn(64, 256))
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": settings}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    # What else there may be: scales for a cache in 8 bits.
+    scales = {f"model.layers.0.self_attn.{name}": torch.ones(1) for name in ("k_scale", "v_scale")}
+    save_file({f"x.{end}": t for end, t in tensors.items()} | scales | {"y": torch.ones(300)},
+              tmp_path / "model.safetensors")  # fmt: skip
+    checkpoint = FolderCheckpoint(tmp_path)
+    assert checkpoint.names() == ["x.weight", "y"]
+    assert torch.equal(checkpoint.tensor("x.weight"), expected)
+    held = checkpoint.blocks("x.weight")
+    assert (None if held is None else held.kind) == kind
+    if held is not None:
+        assert torch.allclose(unpack(held), expected, rtol=1e-6, atol=1e-7)
     checkpoint.close()
 
 
@@ -269,7 +374,10 @@ def test_a_model_computes_with_them(name: str, plain: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "settings",
-    [{"quant_method": "hqq"}, {}, "awq", {"quant_method": "awq", "bits": 3}, {"quant_method": "gptq", "bits": 2},
+    [{"quant_method": "hqq"}, {}, "awq", {"quant_method": "awq", "bits": 3}, {"quant_method": "gptq", "bits": 5},
+     {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+     {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": group(4, "int"),
+      "sparsity_config": {"format": "sparse-24-bitmask"}},
      {"quant_method": "awq", "version": "gemv"}, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
      {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int4"},
      {"quant_method": "fp8", "weight_block_size": [0, 1]}, {"quant_method": "fp8", "weight_block_size": 3},
@@ -314,7 +422,8 @@ def test_damaged_weights_are_errors_or_load(name: str, plain: Path, tmp_path: Pa
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         save_file(
-            {f"x.{end}": tensor for end, tensor in damaged.items()} | {"y": torch.ones(1)}, folder / "model.safetensors"
+            {f"x.{end}": tensor for end, tensor in damaged.items()} | {"y": torch.ones(300)},
+            folder / "model.safetensors",
         )
         checkpoint = FolderCheckpoint(folder)
         try:

@@ -8,13 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from bough.base.errors import ConfigError
+from bough.device.layers import context
 from bough.weights.loader import each_tensor, open_checkpoint
 from bough.weights.safetensors import DTYPES, SafetensorsFile
+from tests.driving import make_driver
+from tests.models.convert import write
+from tests.models.parity import WHOLE, Case, ids_of, make_checkpoint
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES.values()), ids=str)
@@ -196,3 +201,58 @@ def test_loading_peaks_near_the_weights(tmp_path: Path, stored: torch.dtype) -> 
     run = subprocess.run([sys.executable, "-c", _PEAK, tmp_path], capture_output=True, text=True, check=True)
     weights, peak = map(int, run.stdout.split())
     assert weights >= 128 << 10 and peak < 1.1 * weights + (8 << 10)
+
+
+_PEAK_OF_A_MODEL = """
+import sys, torch
+from pathlib import Path
+from bough.device.layers.context import LayerContext
+from bough.models.registry import model_class
+from bough.weights.loader import open_checkpoint
+from tests.driving import device_parts
+torch.set_num_threads(1)
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key))
+def load(path):
+    checkpoint = open_checkpoint(Path(path))
+    context = LayerContext(checkpoint, *device_parts("auto", torch.bfloat16))
+    with torch.inference_mode():
+        return model_class("llama")(checkpoint.config, context, 1 << 20, 129)
+load(sys.argv[1])
+before = status("VmRSS")
+model = load(sys.argv[2])
+print(status("VmHWM") - before)
+"""
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_large_vocabulary_is_not_in_memory_twice(tmp_path: Path, tied: bool) -> None:
+    small, large = tmp_path / "small", tmp_path / "large"
+    make_checkpoint(Case("llama"), small)
+    make_checkpoint(Case("llama", {"vocab_size": 1 << 17, "hidden_size": 256, "tie_word_embeddings": tied}), large)
+    weights = (large / "model.safetensors").stat().st_size / 2 / 1024  # float32 in the file
+    run = subprocess.run([sys.executable, "-c", _PEAK_OF_A_MODEL, small, large], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert weights > 64 << 10 and int(run.stdout) < 1.1 * weights + (4 << 10)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "quantize", "stored"),
+    [("reference", "none", "folder"), ("auto", "none", "folder"), ("auto", "int8", "folder"), ("auto", "auto", "Q8_0"),
+     ("reference", "auto", "Q8_0")],
+)  # fmt: skip
+def test_a_vocabulary_in_pieces_gives_the_same_bits(
+    kernels: str, quantize: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_checkpoint(Case("llama"), tmp_path)
+    path = tmp_path if stored == "folder" else tmp_path / "m.gguf"
+    if stored != "folder":
+        write(tmp_path, path, gguf.GGMLQuantizationType[stored])
+    found = []
+    for piece in (1 << 20, 32):
+        monkeypatch.setattr(context, "PIECE", piece)
+        driver = make_driver(path, kernels=kernels, dtype=torch.bfloat16, quantize=quantize)
+        seq = driver.add(0, ids_of(1, 20), WHOLE)
+        driver.run([seq], 3)
+        found.append((seq.ids, seq.logprobs, seq.prompt_logprobs))
+    assert found[0] == found[1]

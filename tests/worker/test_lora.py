@@ -22,7 +22,7 @@ from bough.weights.adapter import read_adapter
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from tests.driving import Driver, device_parts
-from tests.lora import TARGETS, write_adapter, write_merged
+from tests.lora import TARGETS, write_adapter, write_merged, write_stacked_adapter
 from tests.models.parity import CASES, make_checkpoint
 
 Make = Callable[..., Any]
@@ -116,6 +116,10 @@ def test_an_adapter_equals_merged_weights(
         ("qwen3_moe", ("experts.0.gate_proj", "experts.3.down_proj", "q_proj")),
         ("mixtral", ("w1", "w2", "w3")),
         ("deepseek_v3", ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", "gate_proj", "down_proj")),
+        ("deepseek_v3", ("kv_b_proj",)),
+        ("deepseek_v2", ("kv_b_proj", "mlp.gate")),
+        ("qwen2_moe", ("mlp.gate", "shared_expert_gate", "shared_expert.up_proj")),
+        ("gpt_oss", ("router", "q_proj")),
     ],
     ids=str,
 )
@@ -126,12 +130,26 @@ def test_an_adapter_of_experts_and_latents_equals_merged_weights(
     check_merged(checkpoints(name), targets, 8, kernels, make_driver, make_adapted, tmp_path)
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("name", ["gpt_oss", "llama4_text"])
+def test_an_adapter_of_stacked_experts_equals_merged_weights(
+    name: str, kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    path = checkpoints(name)
+    adapter = write_stacked_adapter(tmp_path / "a", path, 4)
+    compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
+
+
 def check_merged(
     path: Path, targets: tuple[str, ...], rank: int, kernels: str, make_driver: Make, make_adapted: Make, tmp_path: Path
 ) -> None:
     """The model at ``path`` with a random adapter equals one with the adapter's updates in its weights."""
     adapter = write_adapter(tmp_path / "a", path, targets, rank, seed=rank)
-    merged = make_driver(write_merged(tmp_path / "merged", path, adapter), kernels=kernels, context_length=128)
+    compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
+
+
+def compare_merged(path: Path, adapter: Path, into: Path, kernels: str, make_driver: Make, make_adapted: Make) -> None:
+    merged = make_driver(into, kernels=kernels, context_length=128)
     adapted = make_adapted(path, [adapter], kernels)
     plain = make_driver(path, kernels=kernels, context_length=128)
     expected = [merged.add(i, ids, WHOLE) for i, ids in enumerate(PROMPTS)]
@@ -156,15 +174,18 @@ def test_16_rows_over_8_adapters_equal_separate_runs(
 
 
 @pytest.mark.parametrize(("kernels", "dtype"), [("auto", torch.float32), ("auto", torch.bfloat16)], ids=str)
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v2"])
 def test_rows_with_adapted_experts_equal_separate_runs(
-    kernels: str, dtype: torch.dtype, checkpoints: Make, make_adapted: Make, tmp_path: Path
+    name: str, kernels: str, dtype: torch.dtype, checkpoints: Make, make_adapted: Make, tmp_path: Path
 ) -> None:
-    check_company(checkpoints("qwen3_moe"), kernels, dtype, make_adapted, tmp_path)
+    check_company(checkpoints(name), kernels, dtype, make_adapted, tmp_path, (*TARGETS, "kv_b_proj", "mlp.gate"))
 
 
-def check_company(path: Path, kernels: str, dtype: torch.dtype, make_adapted: Make, tmp_path: Path) -> None:
+def check_company(
+    path: Path, kernels: str, dtype: torch.dtype, make_adapted: Make, tmp_path: Path, targets: tuple[str, ...] = TARGETS
+) -> None:
     """16 rows over 8 adapters, and without any, give the bits that each gives alone."""
-    folders = [write_adapter(tmp_path / str(i), path, TARGETS[i % 3 :], 4 << i % 5, seed=i) for i in range(8)]
+    folders = [write_adapter(tmp_path / str(i), path, targets[i % 3 :], 4 << i % 5, seed=i) for i in range(8)]
     places = [NO_ADAPTER if i in (3, 11) else (5 * i) % 8 for i in range(16)]
     prompts = [[(11 * i * j + i) % 97 for j in range(1, 4 + i)] for i in range(16)]
     driver = make_adapted(path, folders, kernels, dtype)

@@ -78,6 +78,18 @@ def test_the_plan_tells_what_each_kind_costs() -> None:
     assert [(k.kind, k.layers, k.tokens, k.window) for k in kinds] == [("full", 1, 1000, 0), ("window", 3, 100, 8)]
     assert sum(k.bytes for k in kinds) == 1000 * 128 + 100 * 3 * 128
     assert [k.kind for k in MIXED.kinds(1000, None)] == ["full"]
+    chunks = CacheSpec(1, 16, 16, window=8, chunked=True)
+    assert [(k.kind, k.window) for k in KVShape((chunks, chunks), torch.float32).kinds(1000, 100)] == [("chunk", 8)]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [([(8, True), (0, False)], (8, True)), ([(8, True), (6, False)], (8, False)), ([(8, True), (6, True)], (8, False))],
+)
+def test_a_pool_of_chunks_needs_layers_that_agree(kinds: list[tuple[int, bool]], expected: tuple[int, bool]) -> None:
+    """Otherwise it is one of windows that cover what any of them sees."""
+    shape = KVShape(tuple(CacheSpec(1, 16, 16, *kind) for kind in kinds), torch.float32)
+    assert (shape.window, shape.chunked) == expected
     assert [k.kind for k in KVShape((CacheSpec(1, 576, 0),), torch.bfloat16).kinds(9, None)] == ["latent"]
 
 
@@ -115,3 +127,14 @@ def test_the_largest_step_is_measured_and_its_memory_left(tiny_llama: Any) -> No
     planned: list[int] = []
     assert tokens(1 << 19) == tokens(0) // 2 > 0
     assert planned == [150, 150]
+
+
+def test_a_length_whose_tables_do_not_fit_is_refused_before_they_are_made(tiny_llama: Any) -> None:
+    folder, _ = tiny_llama()
+    ops, scheme, attention, dtype, device = device_parts("reference", torch.float32)
+    source = open_checkpoint(folder)
+    context = LayerContext(source, ops, scheme, attention, dtype, device)
+    sizes = WorkerSizes(n_ids=97, context_length=1 << 40, n_rows=3)
+    with pytest.raises(ConfigError, match="smaller context length"):
+        build_worker({**source.config, "max_position_embeddings": 1 << 40}, context, sizes, KVConfig(), lambda: 1 << 30)
+    source.close()

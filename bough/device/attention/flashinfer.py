@@ -28,8 +28,8 @@ Plan = tuple[int, int, int, torch.dtype, torch.dtype, float, int, float]
 class FlashInferAttention(TritonAttention):
     """:class:`bough.device.attention.base.AttentionBackend`: pages of one cell, planned on the host.
 
-    What it does not know is left to Triton's kernels: sinks, latents, cells with scales, prefixes that rows share, and
-    captured steps, whose work has to lie at addresses that stay.
+    What it does not know is left to Triton's kernels: sinks, chunks, latents, cells with scales, prefixes that rows
+    share, and captured steps, whose work has to lie at addresses that stay.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -51,8 +51,8 @@ class FlashInferAttention(TritonAttention):
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
         host = self.batch.host
         if (
-            self._room is not None or host is None or host.shared or scoring.sinks is not None or k_cache is v_cache
-            or isinstance(k_cache, QuantizedCells) or isinstance(v_cache, QuantizedCells)
+            self._room is not None or host is None or host.shared or scoring.sinks is not None or scoring.chunked
+            or k_cache is v_cache or isinstance(k_cache, QuantizedCells) or isinstance(v_cache, QuantizedCells)
         ):  # fmt: skip
             return super().forward(q, k_cache, v_cache, scoring)
         wrapper = self._wrapper(q, k_cache, scoring, host)

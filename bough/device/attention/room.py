@@ -12,8 +12,9 @@ from bough.device.platform.copies import fill
 
 Tensor = torch.Tensor
 
-Key = tuple[Tiles, int]
-"""What work depends on besides the step: the tiles of the heads, and the window. Layers that agree share it."""
+Key = tuple[Tiles, int, bool]
+"""What work depends on besides the step: the tiles of the heads, the window, and whether that is chunked.
+Layers that agree share it."""
 
 
 class Room:

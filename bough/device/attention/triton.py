@@ -36,7 +36,7 @@ class TritonAttention(PagedAttention):
         self._room = room
 
     def forward(self, q: Tensor, k_cache: Cells, v_cache: Cells, scoring: Scoring) -> Tensor:
-        key = tiles_for(q, k_cache, v_cache), scoring.window
+        key = tiles_for(q, k_cache, v_cache), scoring.window, scoring.chunked
         work, sizes = self._work(key) if self._room is None else self._room.work(key)
         return attend(q, k_cache, v_cache, self.batch.locs(scoring.window)[0], work, sizes, scoring)
 

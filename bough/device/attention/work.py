@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bough.base.plan import Ints, SharedPrefix
+from bough.base.plan import Ints, SharedPrefix, first_seen
 
 HEADER = 10
 
@@ -95,8 +95,8 @@ class _Tile:
     least: Column
 
 
-def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0) -> Work:
-    """The work of one step. ``window`` > 0: a query sees only that many keys, itself included."""
+def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0, chunked: bool = False) -> Work:
+    """The work of one step; ``window`` and ``chunked`` as in :class:`bough.device.ops.heads.Scoring`."""
     n_new = np.diff(batch.q_start)
     start = batch.seq_len - n_new
     cut = np.zeros(len(n_new), np.int32)
@@ -105,7 +105,7 @@ def plan_work(batch: HostBatch, tiles: Tiles, window: int = 0) -> Work:
         cut[members] = n_tokens
     order = [np.arange(batch.q_start[-1], dtype=np.int32)]
     positions = [order[0] - np.repeat(batch.q_start[:-1] - start, n_new)]
-    found = [_own(batch, n_new, start, cut, tiles, window)]
+    found = [_own(batch, n_new, start, cut, tiles, (window, chunked))]
     used = len(order[0])
     for members, n_tokens in groups:
         tokens = np.concatenate([np.arange(batch.q_start[i], batch.q_start[i + 1], dtype=np.int32) for i in members])
@@ -130,7 +130,7 @@ def _paying(shared: Sequence[SharedPrefix], n_new: Ints, tiles: Tiles) -> list[t
     return kept
 
 
-def _own(batch: HostBatch, n_new: Ints, start: Ints, cut: Ints, tiles: Tiles, window: int) -> _Tile:
+def _own(batch: HostBatch, n_new: Ints, start: Ints, cut: Ints, tiles: Tiles, window: tuple[int, bool]) -> _Tile:
     """The tiles of each row's own tokens."""
     large = n_new > tiles.small
     size = np.where(large, tiles.large, tiles.small)
@@ -140,8 +140,8 @@ def _own(batch: HostBatch, n_new: Ints, start: Ints, cut: Ints, tiles: Tiles, wi
     count = np.minimum(size[row], n_new[row] - first)
     position = start[row] + first
     begin = cut[row]
-    if window:
-        begin = np.maximum(0, (position - window + 1) // SPLIT * SPLIT)
+    if window[0]:
+        begin = np.maximum(0, first_seen(position, *window) // SPLIT * SPLIT)
     least = np.where(large, LARGE_SPLIT, SPLIT)[row]
     return _Tile(
         batch.rows[row], batch.q_start[row] + first, count, begin, position + count, large[row], cut[row] > 0, least

@@ -19,6 +19,10 @@ from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Tab
 
 Tensor = torch.Tensor
 
+PIECE = 1 << 11
+"""Rows of an embedding or a head that are read at a time: whole panels of packed weights, and few enough that the
+allocator takes the memory of one for the next one."""
+
 
 class LayerContext:
     """Parameters, ops and the form of the weights of one model.
@@ -66,6 +70,14 @@ class LayerContext:
         """Whether the checkpoint has a parameter ``name`` that was not read yet."""
         return name in self._unread
 
+    def names(self) -> list[str]:
+        """The parameters that were not read yet."""
+        return list(self._unread)
+
+    def stored(self, name: str) -> Tensor:
+        """A parameter of any shape, in the dtype that it is stored in; not counted as read."""
+        return self._source.tensor(name)
+
     def linear(self, parts: Sequence[tuple[str, int]], in_features: int, bias: Tensor | None) -> LinearMethod:
         """The layer that stacks the weights of ``parts``, (parameter name, output features), and its bias.
 
@@ -77,17 +89,34 @@ class LayerContext:
         """The layer that stacks weights, for those that are no parameters by themselves."""
         return self._scheme.linear(parameters, bias)
 
-    def adapted(self, parts: Sequence[tuple[str, int]], in_features: int) -> AdaptedLayer | None:
-        """What adapters may add to a layer of ``parts``, (projection, output features); None where there are none."""
-        return None if self.adapters is None else self.adapters.layer(parts, in_features)
+    def adapted(
+        self, parts: Sequence[tuple[str, int]], in_features: int, dtype: torch.dtype | None = None
+    ) -> AdaptedLayer | None:
+        """What adapters may add to a layer of ``parts``, (projection, output features), that computes in ``dtype``, or
+        the model's; None where there are none."""
+        return None if self.adapters is None else self.adapters.layer(parts, in_features, dtype)
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> LinearMethod:
         """The first ``n_ids`` outputs of a language-model head of ``shape`` (out, in); ConfigError as above."""
-        return self._scheme.head(self._weight(name, shape), n_ids)
+        return self._scheme.head(self._pieces(name, shape), n_ids)
 
     def table(self, name: str, shape: tuple[int, int], tied: bool) -> Table:
         """An embedding of ``shape`` (ids, size), ``tied`` if it is the head, too; ConfigError as above."""
-        return self._scheme.table(self._weight(name, shape), tied)
+        return self._scheme.table(self._pieces(name, shape), tied)
+
+    def _pieces(self, name: str, shape: tuple[int, int]) -> Sequence[Parameter]:
+        """A weight that may be most of a small model, by rows: beside what becomes of it, one piece is in memory."""
+        self._count(name, shape)
+        found = self._source.shape(name)
+        if found is None or shape[0] <= PIECE:
+            return [_Weight(self._source, name, shape, self.dtype, self.device)]
+        _check_shape(name, found, shape)
+        ends = [*range(PIECE, shape[0], PIECE), shape[0]]
+        rows = [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+        return [
+            _Weight(self._source, name, (part.stop - part.start, shape[1]), self.dtype, self.device, part)
+            for part in rows
+        ]
 
     def _weight(self, name: str, shape: tuple[int, int]) -> Parameter:
         self._count(name, shape)
@@ -117,14 +146,15 @@ class _Weight:
     shape: tuple[int, int]
     dtype: torch.dtype
     device: torch.device
+    rows: slice | None = None
 
     def dense(self) -> Tensor:
-        tensor = self.source.tensor(self.name, self.dtype)
+        tensor = self.source.tensor(self.name, self.dtype, self.rows)
         _check_shape(self.name, tuple(tensor.shape), self.shape)
         return tensor.to(self.device)
 
     def blocks(self) -> Blocks | PackedWeight | HeldWeight | None:
-        found = self.source.blocks(self.name)
+        found = self.source.blocks(self.name, self.rows)
         if isinstance(found, HeldWeight):
             _check_shape(self.name, tuple(found.weight.shape), self.shape)
             assert found.scale is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,9 @@ class DummyContext(LayerContext):
     def _weight(self, name: str, shape: tuple[int, int]) -> Parameter:
         self._count(name, shape)
         return _Random(self, shape)
+
+    def _pieces(self, name: str, shape: tuple[int, int]) -> Sequence[Parameter]:
+        return [self._weight(name, shape)]
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).normal_(0.0, SPREAD)

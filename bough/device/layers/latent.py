@@ -12,6 +12,7 @@ values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +22,7 @@ from bough.device.layers.linear import Linear
 from bough.device.layers.norm import NormForm, RMSNorm, normed
 from bough.device.ops.cells import Cells, write_cells
 from bough.device.ops.heads import Scoring
+from bough.device.ops.lora import Runs, Update
 from bough.device.ops.reference import ROWS, rotate
 from bough.device.ops.rounded import Rows
 
@@ -85,6 +87,9 @@ class LatentAttention:
         up = context.parameter(f"{prefix}.kv_b_proj.weight", (form.n_heads * per_head, form.latent_size))
         keys, values = torch.split(up.view(form.n_heads, per_head, -1), [form.nope_size, form.value_size], dim=1)
         self._to_latent, self._from_latent = keys.contiguous(), values.transpose(1, 2).contiguous()
+        self._adapters, self._lora = context.adapters, LatentLora(form, context.dtype)
+        if context.adapters is not None:
+            context.adapters.weights(f"{prefix}.kv_b_proj", form.n_heads * per_head, form.latent_size, self._lora)
         self._out = Linear(context, [(f"{prefix}.o_proj", hidden)], form.n_heads * form.value_size, form.bias)
         self._scoring = Scoring(form.scale)
         self._backend = context.attention
@@ -100,10 +105,52 @@ class LatentAttention:
         key = rotate(key[:, None], angles, form.interleaved)
         cell = torch.cat((key, self._kv_norm(latent.contiguous())[:, None]), dim=2)
         write_cells(k_cache, batch.out_loc, cell)
-        query = torch.cat((rotate(turning, angles, form.interleaved), per_head(nope, self._to_latent)), dim=2)
+        absorbed = per_head(nope, self._to_latent)
+        runs = None if self._adapters is None else self._adapters.runs
+        if runs is not None:
+            self._lora.to_latent(runs, nope, absorbed)
+        query = torch.cat((rotate(turning, angles, form.interleaved), absorbed), dim=2)
         # The values are the keys: what comes out for the rotated dimensions is of no use.
         mixed = self._backend.forward(query, k_cache, k_cache, self._scoring)[..., form.rotary_size :]
-        return self._out(per_head(mixed, self._from_latent).flatten(1))
+        values = per_head(mixed, self._from_latent)
+        if runs is not None:
+            self._lora.from_latent(runs, mixed, values)
+        return self._out(values.flatten(1))
+
+
+class LatentLora:
+    """:class:`bough.device.ops.lora.LoraPlaces` of the projection of latents to keys and values, taken apart by heads
+    as the projection itself is: latents in the cache are the model's own."""
+
+    def __init__(self, form: LatentForm, dtype: torch.dtype) -> None:
+        self._form, self._dtype = form, dtype
+        self._places: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def set(self, place: int, update: Update | None) -> None:
+        self._places.pop(place, None)
+        if update is None:
+            return
+        form, (a, b) = self._form, (update.a[0], update.b[0])
+        assert a is not None and b is not None
+        b = b.to(self._dtype).view(form.n_heads, form.nope_size + form.value_size, -1)
+        keys, values = torch.split(b, [form.nope_size, form.value_size], dim=1)
+        a = a.to(self._dtype).expand(form.n_heads, -1, -1).contiguous()
+        self._places[place] = a, keys.contiguous(), values.transpose(1, 2).contiguous()
+
+    def to_latent(self, runs: Runs, x: Tensor, out: Tensor) -> None:
+        """Add to ``out`` [T, H, latent], queries as latents, what the adapters make of x [T, H, nope]."""
+        for rows, (a, keys, _) in self._rows(runs):
+            out[rows] += per_head(per_head(x[rows], keys), a)
+
+    def from_latent(self, runs: Runs, x: Tensor, out: Tensor) -> None:
+        """Add to ``out`` [T, H, value] what the adapters make of x [T, H, latent], mixtures of latents."""
+        for rows, (a, _, values) in self._rows(runs):
+            out[rows] += per_head(per_head(x[rows], a.transpose(1, 2)), values)
+
+    def _rows(self, runs: Runs) -> Iterator[tuple[slice, tuple[Tensor, Tensor, Tensor]]]:
+        for place, first, count, step in runs.spans:
+            if place in self._places:
+                yield slice(first, first + count * step, step), self._places[place]
 
 
 def per_head(x: Tensor, weight: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdaptedLayer
+from bough.device.lora.pool import AdaptedLayer, ExpertStack
 from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.quant.base import LinearMethod
 
@@ -27,7 +27,8 @@ class Routing:
 
     Attributes:
         n_experts, top_k: E and k.
-        scores: of all experts by "softmax" or "sigmoid"; "chosen" is a softmax over the chosen ones alone.
+        scores: of all experts by "softmax" or "sigmoid"; of those alone that have the largest logits, "chosen" is a
+            softmax, "each" a sigmoid.
         normalise: the weights of a token's experts add up to 1, before ``scale``.
         scale: factor of the weights.
         n_groups, top_groups: experts come in groups, of which a token uses a few (DeepSeek-AI 2024); the score of a
@@ -36,7 +37,7 @@ class Routing:
 
     n_experts: int
     top_k: int
-    scores: Literal["softmax", "sigmoid", "chosen"] = "softmax"
+    scores: Literal["softmax", "sigmoid", "chosen", "each"] = "softmax"
     normalise: bool = False
     scale: float = 1.0
     n_groups: int = 1
@@ -61,9 +62,9 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
         logits: float32 [T, E].
         correction: [E], added to the scores by which experts are chosen, but not to the weights.
     """
-    if routing.scores == "chosen":
+    if routing.scores in ("chosen", "each"):
         best, ids = logits.topk(routing.top_k)
-        return ids.int(), best.softmax(-1) * routing.scale
+        return ids.int(), (best.softmax(-1) if routing.scores == "chosen" else best.sigmoid()) * routing.scale
     scores = logits.softmax(-1) if routing.scores == "softmax" else logits.sigmoid()
     choice = scores if correction is None else scores + correction
     if routing.n_groups > 1:
@@ -91,12 +92,15 @@ class Router:
         weight = context.parameter(f"{name}.weight", (n, hidden_size), torch.float32)
         biases = context.parameter(f"{name}.bias", (n,), torch.float32) if bias else None
         self._linear = context.ops.linear(weight, biases)
+        self._adapted = context.adapted([(name, n)], hidden_size, torch.float32)
         self._correction = context.parameter(correction, (n,), torch.float32) if correction else None
         self._routing = routing
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, D] -> ids int32 and weights float32 [T, k]."""
-        return route(self._linear(x.float()), self._routing, self._correction)
+        x = x.float()
+        logits = self._linear(x)
+        return route(logits if self._adapted is None else self._adapted(x, logits), self._routing, self._correction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,24 @@ class SparseMoE:
         return out if self._shared is None else out.add_(self._shared(x))
 
 
+class WeightedInputs:
+    """Routed experts whose inputs, not outputs, are weighted (Llama 4), and one that every token uses."""
+
+    takes: torch.dtype | None = None
+
+    def __init__(self, router: Router, experts: Experts, shared: FeedForward) -> None:
+        self._router, self._experts, self._shared = router, experts, shared
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, D] -> [T, D]."""
+        ids, weights = self._router(x)
+        out, whole = self._shared(x), torch.ones_like(weights[:, :1])
+        for j in range(ids.shape[1]):
+            entering = (x * weights[:, j : j + 1]).to(x.dtype)
+            out += self._experts(entering, ids[:, j : j + 1].contiguous(), whole)
+        return out
+
+
 class GatedExpert:
     """A shared expert whose output is weighted by ``sigmoid(x w)``, a weight of its own for each token."""
 
@@ -193,11 +215,16 @@ class GatedExpert:
 
     def __init__(self, context: LayerContext, gate: str, hidden_size: int, expert: FeedForward) -> None:
         self._gate = context.ops.linear(context.parameter(f"{gate}.weight", (1, hidden_size), torch.float32), None)
+        self._adapted = context.adapted([(gate, 1)], hidden_size, torch.float32)
         self._expert = expert
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, D]."""
-        return (self._expert(x) * self._gate(x.float()).sigmoid()).to(x.dtype)
+        whole = x.float()
+        weight = self._gate(whole)
+        if self._adapted is not None:
+            weight = self._adapted(whole, weight)
+        return (self._expert(x) * weight.sigmoid()).to(x.dtype)
 
 
 def read_experts(
@@ -206,14 +233,34 @@ def read_experts(
     """Experts whose weights the checkpoint has one by one, as ``prefix.0.name.weight`` of ``names``: gate, up, down."""
     gate, up, down = names
 
-    def read(e: int) -> Expert:
+    def read(e: int) -> tuple[LinearMethod, LinearMethod]:
         at = f"{prefix}.{e}"
         first, second = [(f"{at}.{gate}", inner_size), (f"{at}.{up}", inner_size)], [(f"{at}.{down}", hidden_size)]
-        return Expert(
+        return (
             context.linear([(f"{name}.weight", size) for name, size in first], hidden_size, None),
             context.linear([(f"{name}.weight", size) for name, size in second], inner_size, None),
-            context.adapted(first, hidden_size),
-            context.adapted(second, inner_size),
         )
 
-    return Experts(context, [read(e) for e in range(n_experts)], hidden_size, inner_size)
+    experts = adaptable(context, prefix, [read(e) for e in range(n_experts)], names, hidden_size, inner_size)
+    return Experts(context, experts, hidden_size, inner_size)
+
+
+def adaptable(
+    context: LayerContext, prefix: str, experts: Sequence[tuple[LinearMethod, LinearMethod]],
+    names: tuple[str, str, str], hidden_size: int, inner_size: int, alternating: bool = False,
+) -> list[Expert]:  # fmt: skip
+    """Experts of (gates and values, way down), with what adapters add: to projections ``prefix.0.name`` of ``names``,
+    or to all of them at once, where the outputs of the first are ``alternating`` or not (:class:`ExpertStack`)."""
+    gate, up, down = names
+    if context.adapters is not None:
+        stack = ExpertStack(prefix, len(experts), names, hidden_size, inner_size, alternating)
+        context.adapters.stack(stack)
+    return [
+        Expert(
+            gate_up,
+            way_down,
+            context.adapted([(f"{prefix}.{e}.{gate}", inner_size), (f"{prefix}.{e}.{up}", inner_size)], hidden_size),
+            context.adapted([(f"{prefix}.{e}.{down}", hidden_size)], inner_size),
+        )
+        for e, (gate_up, way_down) in enumerate(experts)
+    ]

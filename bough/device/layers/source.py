@@ -18,10 +18,15 @@ class TensorSource(Protocol):
         """All parameter names."""
         ...
 
-    def tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A new contiguous tensor, converted to ``dtype`` if given; ConfigError if there is no such parameter."""
+    def tensor(self, name: str, dtype: torch.dtype | None = None, rows: slice | None = None) -> torch.Tensor:
+        """A new contiguous tensor, or some ``rows`` of it, converted to ``dtype`` if given; ConfigError if there is no
+        such parameter."""
         ...
 
-    def blocks(self, name: str) -> Blocks | PackedWeight | HeldWeight | None:
-        """A quantised parameter of two dimensions without decoding it; None if it is none."""
+    def blocks(self, name: str, rows: slice | None = None) -> Blocks | PackedWeight | HeldWeight | None:
+        """A quantised parameter of two dimensions, or some ``rows`` of it, without decoding it; None if it is none."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """That of a parameter whose rows can be read apart; None for others."""
         ...

@@ -10,7 +10,7 @@ import torch
 from bough.base.errors import ConfigError
 from bough.base.plan import NO_ADAPTER
 from bough.device.ops.library import LinearParts
-from bough.device.ops.lora import CapturedLora, LoraOp, Runs, Update, padded_rank
+from bough.device.ops.lora import CapturedLora, LoraOp, LoraPlaces, Runs, Update, padded_rank
 from bough.device.ops.registry import Ops
 
 Tensor = torch.Tensor
@@ -27,12 +27,51 @@ class LowRank:
     scale: float
 
 
-class AdaptedLayer:
-    """One linear layer of the model, with the updates of the adapters that change it."""
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """All experts of a layer, as PEFT updates them where they are one parameter (its ``target_parameters``): factors a
+    [E * R, n_in], one expert behind the other, and b [n_out, R * E], the experts of each rank side by side.
 
-    def __init__(self, pool: AdapterPool, op: LoraOp, names: Sequence[str], sizes: Sequence[int], n_in: int) -> None:
-        self.op = op
-        self._pool, self._names, self._sizes, self._n_in = pool, names, sizes, n_in
+    Attributes:
+        prefix: of the experts' names, which are ``prefix.3.gate_proj``.
+        names: gates, values, the way down.
+        alternating: outputs of the first projection are a gate, a value, a gate, ...; otherwise gates, then values.
+    """
+
+    prefix: str
+    n_experts: int
+    names: tuple[str, str, str]
+    hidden_size: int
+    inner_size: int
+    alternating: bool
+
+    def split(self, part: LowRank) -> dict[str, LowRank]:
+        """The updates by expert and projection; ConfigError for shapes that are of neither parameter."""
+        rank, rest = divmod(len(part.a), self.n_experts)
+        sizes = part.a.shape[1], len(part.b)
+        gate, up, down = self.names
+        if rest or sizes not in ((self.hidden_size, 2 * self.inner_size), (self.inner_size, self.hidden_size)):
+            raise ConfigError(
+                f"the adapter's {self.prefix!r} has shapes {list(part.a.shape)} and {list(part.b.shape)}, which are "
+                f"no update of {self.n_experts} experts"
+            )
+        gates, values = slice(0, self.inner_size), slice(self.inner_size, None)
+        if self.alternating:
+            gates, values = slice(0, None, 2), slice(1, None, 2)
+        into = {down: slice(None)} if sizes[1] == self.hidden_size != 2 * self.inner_size else {gate: gates, up: values}
+        a, b = part.a.view(self.n_experts, rank, -1), part.b.view(len(part.b), rank, self.n_experts)
+        return {
+            f"{self.prefix}.{e}.{name}": LowRank(a[e], b[rows, :, e], part.scale)
+            for e in range(self.n_experts)
+            for name, rows in into.items()
+        }
+
+
+class AdaptedWeights:
+    """One or more projections of one input, with the updates of the adapters that change them."""
+
+    def __init__(self, op: LoraPlaces, names: Sequence[str], sizes: Sequence[int], n_in: int) -> None:
+        self._op, self._names, self._sizes, self._n_in = op, names, sizes, n_in
         self._places: set[int] = set()
 
     def read(self, modules: Mapping[str, LowRank]) -> Update | None:
@@ -56,12 +95,20 @@ class AdaptedLayer:
     def set(self, place: int, update: Update | None) -> None:
         """Put an update in its place, or take it away."""
         if update is not None or place in self._places:
-            self.op.set(place, update)
+            self._op.set(place, update)
         (self._places.discard if update is None else self._places.add)(place)
 
     def changes(self, place: int) -> bool:
         """Whether the adapter there changes this layer."""
         return place in self._places
+
+
+class AdaptedLayer(AdaptedWeights):
+    """A linear layer of the model, whose updates ``op`` adds."""
+
+    def __init__(self, pool: AdapterPool, op: LoraOp, names: Sequence[str], sizes: Sequence[int], n_in: int) -> None:
+        super().__init__(op, names, sizes, n_in)
+        self.op, self._pool = op, pool
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """``out`` [T, n_out] plus the updates of x [T, n_in], in place."""
@@ -97,25 +144,38 @@ class AdapterPool:
         self.captured: Tensor | None = None
         self.capturable = True
         self._ops, self._dtype = ops, dtype
-        self._layers: list[AdaptedLayer] = []
+        self._layers: list[AdaptedWeights] = []
+        self._stacks: list[ExpertStack] = []
         self._names: dict[str, None] = {}
         self._ranks: dict[int, int] = {}
 
-    def layer(self, parts: Sequence[tuple[str, int]], n_in: int) -> AdaptedLayer:
-        """A linear layer of ``parts``, (projection, outputs), that adapters may change."""
+    def layer(self, parts: Sequence[tuple[str, int]], n_in: int, dtype: torch.dtype | None = None) -> AdaptedLayer:
+        """A linear layer of ``parts``, (projection, outputs), that adapters may change and that computes in ``dtype``,
+        or the model's."""
         names, sizes = [name for name, _ in parts], [size for _, size in parts]
-        op = self._ops.lora(sizes, n_in, self.n_places, self._dtype)
+        op = self._ops.lora(sizes, n_in, self.n_places, dtype or self._dtype)
         self.capturable &= isinstance(op, CapturedLora)
         layer = AdaptedLayer(self, op, names, sizes, n_in)
         self._layers.append(layer)
         self._names |= dict.fromkeys(names)
         return layer
 
+    def weights(self, name: str, n_out: int, n_in: int, op: LoraPlaces) -> None:
+        """A projection that is no layer by itself: ``op`` holds the updates, for whoever computes with it."""
+        self.capturable = False
+        self._layers.append(AdaptedWeights(op, [name], [n_out], n_in))
+        self._names[name] = None
+
+    def stack(self, stack: ExpertStack) -> None:
+        """Experts, whose projections are layers already, that an adapter may also change as one parameter."""
+        self._stacks.append(stack)
+
     def install(self, place: int, modules: Mapping[str, LowRank]) -> None:
         """Make an adapter, its updates by the names of projections, ready in a place that no row uses.
 
         Raises ConfigError, and changes nothing, for one that does not fit the model.
         """
+        modules = self._unstacked(modules)
         unknown = [name for name in modules if name not in self._names]
         if unknown:
             raise ConfigError(f"the adapter changes {unknown[0]!r}, which is no linear layer of this model")
@@ -126,6 +186,15 @@ class AdapterPool:
         self._ranks[place] = rank
         for layer, update in zip(self._layers, updates):
             layer.set(place, update)
+
+    def _unstacked(self, modules: Mapping[str, LowRank]) -> dict[str, LowRank]:
+        """The same with the updates of all experts of a layer by expert; PEFT wraps one parameter around the other."""
+        found = dict(modules)
+        for stack in self._stacks:
+            for name in (stack.prefix, f"{stack.prefix}.base_layer"):
+                if name in found:
+                    found |= stack.split(found.pop(name))
+        return found
 
     def clear(self, place: int) -> None:
         """Give the memory of a place back."""

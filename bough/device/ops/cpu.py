@@ -161,7 +161,7 @@ class CpuOps(RoundsBehind):
             q.data_ptr(), k, v, out.data_ptr(), page_table.data_ptr(), rows.data_ptr(), q_start.data_ptr(),
             seq_len.data_ptr(), k_scale, v_scale, *(where or [None] * 3), None if sinks is None else sinks.data_ptr(),
             page_table.shape[1], n, n_heads, n_kv_heads, dim, scoring.scale, torch.get_num_threads(), kv_dtype,
-            len(shared[2]) if shared else 0, scoring.softcap, scoring.window,
+            len(shared[2]) if shared else 0, scoring.softcap, scoring.window, scoring.chunked,
         )  # fmt: skip
         self._paged_attention(dtype, ctypes.byref(call))
         return out

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from bough.base.plan import first_seen
+
 Tensor = torch.Tensor
 
 
@@ -49,6 +51,7 @@ class Scoring:
         scale: factor of the products.
         softcap: c of the scores' bound ``c * tanh(score / c)`` (Gemma 2); 0: none.
         window: positions that a query sees, its own included; 0: all up to its own.
+        chunked: a query sees those from the last multiple of ``window`` on instead (Llama 4).
         sinks: [H] float32, one more score for each head, whose weight goes to no value (gpt-oss); None: none.
     """
 
@@ -56,3 +59,8 @@ class Scoring:
     softcap: float = 0.0
     window: int = 0
     sinks: Tensor | None = None
+    chunked: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """The first position that a query at ``position`` sees."""
+        return max(0, first_seen(position, self.window, self.chunked)) if self.window else 0

@@ -29,7 +29,7 @@ class AttentionCall(ctypes.Structure):
         ("scale", c_float),
         *((name, c_int) for name in ("threads", "kv_dtype", "n_groups")),
         ("softcap", c_float),
-        ("window", c_int),
+        *((name, c_int) for name in ("window", "chunked")),
     )
 
 

@@ -74,18 +74,22 @@ class Update:
         return max(a.shape[0] for a in self.a if a is not None)
 
 
-class LoraOp(Protocol):
-    """The updates of one linear layer, for each place that an adapter can have.
+class LoraPlaces(Protocol):
+    """The updates of one weight, for each place that an adapter can have."""
+
+    def set(self, place: int, update: Update | None) -> None:
+        """Put an adapter's update in a place, or take it away. No step may be using the place."""
+        ...
+
+
+class LoraOp(LoraPlaces, Protocol):
+    """Those of a linear layer.
 
     Attributes:
         address: of the table that kernels read; None where there is none.
     """
 
     address: int | None
-
-    def set(self, place: int, update: Update | None) -> None:
-        """Put an adapter's update in a place, or take it away. No step may be using the place."""
-        ...
 
     def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
         """Add the updates of the tokens of ``runs``, of x [T, n_in], to out [T, n_out], both contiguous."""

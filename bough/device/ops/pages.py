@@ -49,6 +49,12 @@ class Arena:
         shape = sum(len(t) for t in tensors), *tensors[0].shape[1:]
         return torch.cat(tensors, out=self._empty(shape, tensors[0].dtype))
 
+    def room(self, n: int, like: Tensor) -> Tensor:
+        """An uninitialised tensor of ``n`` such elements of the first dimension as ``like`` has, on its device."""
+        if like.device.type != "cpu":
+            return like.new_empty((n, *like.shape[1:]))
+        return self._empty((n, *like.shape[1:]), like.dtype)
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n = math.prod(shape) * dtype.itemsize
         if n > len(self._rest):

@@ -194,7 +194,7 @@ def attend_row(q: Tensor, k_cache: Cells, v_cache: Cells, locs: Tensor, scoring:
     queries[start - first : length - first] = q
     # Contiguous [KH, blocks, heads of the group * ROWS, D].
     grouped = queries.view(n_blocks, ROWS, n_kv_heads, -1, dim).permute(2, 0, 3, 1, 4).flatten(2, 3).contiguous()
-    seen_from = max(0, start - scoring.window + 1) if scoring.window else 0
+    seen_from = scoring.first_seen(start)
     n_keys = -(-length // KEYS) * KEYS
     k, v = (padded_cells(cache, locs, seen_from, n_keys) for cache in (k_cache, v_cache))
     for block in range(n_blocks):
@@ -217,11 +217,13 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, position: int, scoring: Scorin
     queries = torch.arange(position, position + ROWS).repeat(q.shape[1] // ROWS)[:, None]
     top = torch.full((*q.shape[:2], 1), -torch.inf)
     total, out = torch.zeros_like(top), torch.zeros_like(q)
-    begin = max(0, position - scoring.window + 1) // KEYS * KEYS if scoring.window else 0
+    begin = scoring.first_seen(position) // KEYS * KEYS
     for first in range(begin, min(position + ROWS, k.shape[1]), KEYS):
         keys = torch.arange(first, first + KEYS)
         seen = keys <= queries
-        if scoring.window:
+        if scoring.chunked:
+            seen &= keys >= queries // scoring.window * scoring.window
+        elif scoring.window:
             seen &= keys > queries - scoring.window
         scores = torch.stack([a @ b.T for a, b in zip(q, k[:, first : first + KEYS])]) * scoring.scale
         if scoring.softcap:

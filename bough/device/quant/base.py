@@ -115,10 +115,10 @@ class Scheme(Protocol):
         """One layer of parameters stacked by outputs, and bias [out] or None."""
         ...
 
-    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
-        """The language-model head, for the first ``n_ids`` outputs."""
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        """The language-model head, for the first ``n_ids`` outputs of ``pieces`` stacked by outputs."""
         ...
 
-    def table(self, parameter: Parameter, tied: bool) -> Table:
-        """The embedding; ``tied`` says that its ``head`` will be asked for."""
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> Table:
+        """The embedding, in pieces likewise; ``tied`` says that its ``head`` will be asked for."""
         ...

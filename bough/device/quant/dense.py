@@ -73,11 +73,26 @@ class DenseScheme:
         weights = [parameter.dense() for parameter in parameters]
         return DenseLinear(weights[0] if len(weights) == 1 else torch.cat(weights), bias, self._ops)
 
-    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
-        return DenseLinear(parameter.dense()[:n_ids], None, self._ops)
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        return DenseLinear(stacked(pieces)[:n_ids], None, self._ops)
 
-    def table(self, parameter: Parameter, tied: bool) -> DenseTable:
-        return DenseTable(parameter.dense(), self._ops)
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> DenseTable:
+        return DenseTable(stacked(pieces), self._ops)
+
+
+def stacked(pieces: Sequence[Parameter]) -> Tensor:
+    """The whole weight; one piece at a time is held beside it."""
+    first = pieces[0].dense()
+    if len(pieces) == 1:
+        return first
+    # The last piece may be shorter than the others: memory that nobody touches is none.
+    whole = first.new_empty(len(pieces) * len(first), first.shape[1])
+    end = 0
+    for i, piece in enumerate(pieces):
+        rows = first if i == 0 else piece.dense()
+        whole[end : end + len(rows)] = rows
+        end += len(rows)
+    return whole[:end]
 
 
 def _onednn_linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

@@ -78,11 +78,11 @@ class Fp8Scheme:
         weight = torch.cat([parameter.dense() for parameter in parameters])
         return Fp8Linear(round_outputs(weight, bias), self._ops)
 
-    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
-        return self._dense.head(parameter, n_ids)
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        return self._dense.head(pieces, n_ids)
 
-    def table(self, parameter: Parameter, tied: bool) -> Table:
-        return self._dense.table(parameter, tied)
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> Table:
+        return self._dense.table(pieces, tied)
 
 
 class KeptFp8Scheme:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -101,19 +101,48 @@ class PackedScheme:
         weights = [weight or pack_dense(parameter) for parameter, weight in zip(parameters, found)]
         return PackedMethod(join(weights, self._arena), bias, self._ops)
 
-    def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
-        weight = self._pack_head(parameter)
-        if self._dense is not None and weight is None:
-            return self._dense.head(parameter, n_ids)
-        packed = join([weight or pack_dense(parameter)], self._arena)
-        return PackedMethod([first_outputs(packed[0], n_ids)], None, self._ops)
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        weight = self._gathered(pieces)
+        if weight is None:
+            assert self._dense is not None
+            return self._dense.head(pieces, n_ids)
+        return PackedMethod([first_outputs(weight, n_ids)], None, self._ops)
 
-    def table(self, parameter: Parameter, tied: bool) -> Table:
-        weight = self._pack_head(parameter)
-        if self._dense is not None and weight is None:
-            return self._dense.table(parameter, tied)
-        packed = join([weight or pack_dense(parameter)], self._arena)
-        return PackedTable(packed[0], self._dtype, self._ops)
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> Table:
+        weight = self._gathered(pieces)
+        if weight is None:
+            assert self._dense is not None
+            return self._dense.table(pieces, tied)
+        return PackedTable(weight, self._dtype, self._ops)
+
+    def _gathered(self, pieces: Sequence[Parameter]) -> PackedWeight | None:
+        """The pieces as one weight; None where ``dense`` has to hold them."""
+        found = gather(map(self._pack_head, pieces), len(pieces), self._arena)
+        if found is None and self._dense is None:
+            found = gather(map(pack_dense, pieces), len(pieces), self._arena)
+        return found
+
+
+def gather(pieces: Iterable[PackedWeight | None], n: int, arena: Arena) -> PackedWeight | None:
+    """``n`` pieces of a weight, of which none but the last is smaller than the first, as one in the arena; one at a
+    time is held beside it. None where one of them is None, or of another kind than the others."""
+    whole: PackedWeight | None = None
+    rooms: list[Tensor | None] = []
+    end = n_out = 0
+    for piece in pieces:
+        if piece is None or (whole is not None and (piece.kind, piece.group) != (whole.kind, whole.group)):
+            return None
+        parts = piece.weight, piece.scale, piece.sub
+        if whole is None:
+            whole, rooms = piece, [None if part is None else arena.room(n * len(part), part) for part in parts]
+        for room, part in zip(rooms, parts):
+            if room is not None and part is not None:
+                room[end : end + len(part)] = part
+        end, n_out = end + len(piece.weight), n_out + piece.n_out
+    assert whole is not None
+    weight, scale, sub = (None if room is None else room[:end] for room in rooms)
+    assert weight is not None
+    return replace(whole, n_out=n_out, weight=weight, scale=scale, sub=sub)
 
 
 def pack_dense(parameter: Parameter) -> PackedWeight:

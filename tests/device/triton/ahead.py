@@ -124,6 +124,7 @@ MODELS: list[Form] = [
     (128, 4, BF16, BF16, ""), (128, 4, BF16, FP8, ""), (128, 4, BF16, INT8, ""),  # Llama 3.1 8B
     (128, 7, BF16, BF16, ""), (128, 7, BF16, FP8, ""), (128, 7, BF16, INT8, ""),  # Qwen 2.5 7B
     (128, 5, BF16, BF16, ""),  # Qwen 2.5 14B and 32B
+    (128, 5, BF16, BF16, "window chunked"),  # Llama 4
     (128, 8, BF16, BF16, ""),  # Llama 3.1 70B
     (128, 3, BF16, BF16, ""),  # Llama 3.2 3B
     (64, 8, BF16, BF16, "window sinks"),  # gpt-oss
@@ -159,7 +160,8 @@ def attention_builds(forms: list[Form]) -> Iterator[Build]:
                  "softcap": "fp32", "window": "i32"},
                 {"KV_HEADS": 8, "GROUP": group, "DIM": dim, "BLOCK_D": triton.next_power_of_2(dim),
                  "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": cells == INT8,
-                 "SOFTCAP": "softcap" in options, "WINDOW": "window" in options, "SINKS": "sinks" in options,
+                 "SOFTCAP": "softcap" in options, "WINDOW": "window" in options, "CHUNKED": "chunked" in options,
+                 "SINKS": "sinks" in options,
                  "PRECISION": "ieee" if dtype == torch.float32 else "tf32"},
                 blocks.warps, blocks.stages, odd=("table_stride",),
                 expects={} if dtype == torch.float32 else WGMMA if large else MMA,

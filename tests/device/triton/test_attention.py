@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bough.base.plan import SharedPrefix
+from bough.base.plan import SharedPrefix, first_seen
 from bough.device.attention import work as planning
 from bough.device.attention.work import HostBatch, Tiles, most_work, plan_work
 from bough.device.ops.cells import QuantizedCells, read_cells
@@ -101,7 +101,7 @@ def test_what_a_row_gets_does_not_depend_on_company(ops: Ops) -> None:
         assert torch.equal(alone, whole[first:last])
 
 
-def exact_with(case: Case, window: int, softcap: float, sinks: Tensor | None) -> Tensor:
+def exact_with(case: Case, window: int, chunked: bool, softcap: float, sinks: Tensor | None) -> Tensor:
     """float64, with the options of a layer."""
     outs = []
     for i, row in enumerate(case.rows.tolist()):
@@ -113,7 +113,8 @@ def exact_with(case: Case, window: int, softcap: float, sinks: Tensor | None) ->
         scores = torch.einsum("qhd,khd->hqk", q, k) * case.scoring.scale
         scores = softcap * torch.tanh(scores / softcap) if softcap else scores
         at, keys = torch.arange(length - len(q), length)[:, None], torch.arange(length)
-        hidden = (keys > at) | (keys <= at - window if window else keys < 0)
+        first = at // window * window if chunked else at - window + 1 if window else 0 * at
+        hidden = (keys > at) | (keys < first)
         scores = scores.masked_fill(hidden, -torch.inf)
         if sinks is not None:
             scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(q), 1)), -1)
@@ -121,24 +122,26 @@ def exact_with(case: Case, window: int, softcap: float, sinks: Tensor | None) ->
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("window", [0, 1, 70, 400])
+@pytest.mark.parametrize(
+    ("window", "chunked"), [(0, False), (1, False), (70, False), (400, False), (1, True), (70, True), (256, True)]
+)
 @pytest.mark.parametrize(("softcap", "with_sinks"), [(0.0, True), (5.0, False), (5.0, True)])
-def test_options_of_layers(window: int, softcap: float, with_sinks: bool) -> None:
+def test_options_of_layers(window: int, chunked: bool, softcap: float, with_sinks: bool) -> None:
     case = make_case([3 * SPLIT, 65, 300], [2, 1, 90], (4, 2, 32), torch.float32)
     sinks = torch.randn(4) if with_sinks else None
     tiles = attention.tiles_of(4, 2, 32, torch.float32)
     batch = HostBatch(*(t.numpy() for t in (case.rows, case.q_start, case.seq_len)))
-    work = plan_work(batch, tiles, window)
+    work = plan_work(batch, tiles, window, chunked)
     out = attention.attend(
         *(there(x) for x in (case.q, case.k, case.v, case.page_table, torch.from_numpy(work.array))), work.sizes,
-        Scoring(case.scoring.scale, softcap, window, there(sinks)),
+        Scoring(case.scoring.scale, softcap, window, there(sinks), chunked),
     ).cpu()  # fmt: skip
-    assert (out.double() - exact_with(case, window, softcap, sinks)).abs().max() < 5e-6
+    assert (out.double() - exact_with(case, window, chunked, softcap, sinks)).abs().max() < 5e-6
 
 
-def covered(batch: HostBatch, tiles: Tiles, window: int) -> dict[int, list[tuple[int, int]]]:
+def covered(batch: HostBatch, tiles: Tiles, window: int, chunked: bool) -> dict[int, list[tuple[int, int]]]:
     """Token -> the ranges of keys that the items of the plan give it, checked for what holds of every plan."""
-    work = plan_work(batch, tiles, window)
+    work = plan_work(batch, tiles, window, chunked)
     array, sizes = work.array, work.sizes
     assert array.dtype == np.int32
     n_small, n_large, n_merged, *at = array[: planning.HEADER].tolist()
@@ -182,14 +185,14 @@ def test_every_plan_covers_every_key_once(seed: int) -> None:
         if common := int(start[members].min()):
             shared.append(SharedPrefix(members, common))
     batch = HostBatch(rows, q_start, start + n_new, tuple(shared))
-    window = int(rng.choice([0, 0, 1, 100, 1000]))
-    for token, ranges in covered(batch, Tiles(4, 32), window).items():
+    window, chunked = int(rng.choice([0, 0, 1, 100, 1000])), bool(rng.random() < 0.3)
+    for token, ranges in covered(batch, Tiles(4, 32), window, chunked).items():
         i = int(np.searchsorted(q_start, token, side="right")) - 1
         position = int(start[i]) + token - int(q_start[i])
         ranges.sort()
         assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:]))
         assert ranges[-1][1] > position
-        assert ranges[0][0] == 0 if not window else ranges[0][0] <= max(0, position - window + 1)
+        assert ranges[0][0] <= (max(0, first_seen(position, window, chunked)) if window else 0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 64])

@@ -28,11 +28,14 @@ from .test_attention import run as attend
 
 @pytest.mark.parametrize("heads", [(4, 2, 32), (3, 1, 64)], ids=str)
 @pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [1, 9, 64, 65, SPLIT, SPLIT + 1])
-def test_nothing_before_the_window_is_read(ops: Ops, window: int, stale: bool, heads: tuple[int, int, int]) -> None:
+def test_nothing_before_the_window_is_read(
+    ops: Ops, window: int, chunked: bool, stale: bool, heads: tuple[int, int, int]
+) -> None:
     """There is no cell, or one that nobody has written."""
     for lengths, new in (([1, SPLIT + 65, 2 * SPLIT], [1, 1, 1]), ([300, 66, 5], [90, 3, 5])):
-        case = make_case(lengths, new, heads, torch.float32, window=window)
+        case = make_case(lengths, new, heads, torch.float32, window=window, chunked=chunked)
         if stale:
             owned = case.page_table[case.page_table < len(case.k)]
             spare = next(cell for cell in range(len(case.k)) if case.k[cell].isnan().all())

@@ -56,7 +56,8 @@ struct Attention {
 
     // The first position that is visible to it.
     int first_visible(const Unit& u, int t) const {
-        int begin = call.window ? visible(u, t) - call.window : 0;
+        if (!call.window) return 0;
+        int end = visible(u, t), begin = call.chunked ? (end - 1) / call.window * call.window : end - call.window;
         return begin > 0 ? begin : 0;
     }
 

@@ -26,11 +26,19 @@ Tensor = torch.Tensor
 
 
 @triton.jit
+def before_seen(position, window, CHUNKED: tl.constexpr):
+    """The last position that a query at ``position`` does not see; negative where there is none."""
+    if CHUNKED:
+        return position // window * window - 1
+    return position - window
+
+
+@triton.jit
 def attend_kernel(
     q, k, v, k_scale, v_scale, page_table, work, sinks, out, partials, stats, table_stride, scale, softcap, window,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, LARGE: tl.constexpr, QUANTIZED: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
-    SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    CHUNKED: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     n_items = tl.load(work + LARGE)
     items = work + tl.load(work + 3 + LARGE)
@@ -51,7 +59,7 @@ def attend_kernel(
         partial = tl.load(item + 5)
         if WINDOW:
             # What the first token does not see, no later one does; where its KV lay there may be somebody else's.
-            unseen = tl.load(positions + tl.load(item + 1)) - window
+            unseen = before_seen(tl.load(positions + tl.load(item + 1)), window, CHUNKED)
             first = tl.maximum(first, (unseen + 1) // BLOCK_N * BLOCK_N)
         token = tl.load(order + at, mask=held, other=0).to(tl.int64)
         position = tl.load(positions + at, mask=held, other=0)
@@ -80,7 +88,7 @@ def attend_kernel(
                 scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
             seen = there[None, :] & (keys[None, :] <= position[:, None])
             if WINDOW:
-                seen = seen & (keys[None, :] > position[:, None] - window)
+                seen = seen & (keys[None, :] > before_seen(position, window, CHUNKED)[:, None])
             # Powers of two are what the hardware has: log2(e) makes them powers of e.
             scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
             higher = tl.maximum(top, tl.max(scores, axis=1))
@@ -190,7 +198,7 @@ def attend(
             page_table.stride(0), scoring.scale, scoring.softcap, scoring.window,
             KV_HEADS=n_kv_heads, GROUP=group, DIM=dim, BLOCK_D=block_d, BLOCK_M=blocks.m, BLOCK_N=blocks.n,
             LARGE=int(large), QUANTIZED=isinstance(k_cache, QuantizedCells), SOFTCAP=scoring.softcap != 0.0,
-            WINDOW=scoring.window > 0, SINKS=scoring.sinks is not None,
+            WINDOW=scoring.window > 0, CHUNKED=scoring.chunked, SINKS=scoring.sinks is not None,
             PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip

@@ -83,7 +83,7 @@ class TritonOps:
         without the device, once per step."""
         tiles = attention.tiles_for(q, k_cache, v_cache)
         batch = HostBatch(rows.cpu().numpy(), q_start.cpu().numpy(), seq_len.cpu().numpy(), _shared(groups))
-        work = plan_work(batch, tiles, scoring.window)
+        work = plan_work(batch, tiles, scoring.window, scoring.chunked)
         array = to_device(work.array, q.device)
         return attention.attend(q, k_cache, v_cache, page_table, array, work.sizes, scoring)
 
