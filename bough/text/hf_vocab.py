@@ -65,7 +65,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
         raise ConfigError(f"{folder} has no tokenizer.json, nor a sentencepiece or tiktoken file")
     if is_rank_file(files[0]):
         return build_from_gguf(rank_metadata(files[0]))
-    frame = {f"tokenizer.ggml.{key}": config[key] for key in ("add_bos_token", "add_eos_token") if key in config}
+    frame = {f"tokenizer.ggml.{key}": bool(config[key]) for key in ("add_bos_token", "add_eos_token") if key in config}
     return build_from_gguf({**spm_metadata(files[0]), **frame})
 
 
