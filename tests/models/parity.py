@@ -67,13 +67,16 @@ CASES = {
     "mixtral": Case("mixtral", {"num_local_experts": 4}, bfloat16=0.2),
     "qwen2_moe": Case("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 48, "decoder_sparse_step": 2}, 0.2),
     "qwen3_moe": Case("qwen3_moe", {**EXPERTS, "head_dim": 32, "norm_topk_prob": True, "mlp_only_layers": [1]}, 0.2),
+    "qwen3_moe-window": Case("qwen3_moe", {
+        **EXPERTS, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1,
+    }, 0.2),
     "gemma2": Case("gemma2", {
         "head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 10.0,
     }),
     "gemma3_text": Case("gemma3_text", {
         "head_dim": 32, "sliding_window": 10, "query_pre_attn_scalar": 20, "num_hidden_layers": 4,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": {
+        "attn_logit_softcapping": 5.0, "layer_types": ["sliding_attention", "full_attention"] * 2, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },

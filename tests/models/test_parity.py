@@ -13,9 +13,10 @@ import torch
 
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
+from bough.models.config import ConfigReader
 from bough.models.registry import MODELS
 from tests.driving import GREEDY, Driver, Sequence_, make_driver
-from tests.models.parity import CASES, WHOLE, check, distance, ids_of, make_checkpoint
+from tests.models.parity import CASES, COMMON, WHOLE, check, distance, ids_of, make_checkpoint
 
 Made = Callable[[str], tuple[Path, Any]]
 
@@ -99,6 +100,19 @@ def test_a_config_may_leave_out_what_transformers_assumes(name: str, made: Made,
     seq = driver.add(0, ids_of(1, 30), WHOLE)
     driver.run([seq], 1)
     check(seq, model)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen2_moe"])
+@pytest.mark.parametrize(("n_layers", "border"), [(5, 2), (4, 4), (3, 0)])
+def test_windows_are_where_transformers_has_them(name: str, n_layers: int, border: int) -> None:
+    from transformers import AutoConfig
+
+    """Configs of transformers 4 do not list their layers' kinds."""
+    options = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": border}
+    told = {**COMMON, **options, "num_hidden_layers": n_layers, "head_dim": 16}
+    kinds = AutoConfig.for_model(name, **told).layer_types
+    model: Any = MODELS.get(name)
+    assert model.read(ConfigReader(told)).windows == tuple(9 if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 STACKED = (
