@@ -12,7 +12,7 @@ from bough.weights.formats import FORMATS
 
 
 def oracle(data: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """What the package decodes. Of Q1_0 it knows only the size: a half float and the signs of 128 values, 1 for plus."""
+    """What the package decodes. Of Q1_0 it knows only the size: a half float and 128 signs, 1 for plus."""
     if kind.name != "Q1_0":
         return gguf.quants.dequantize(data, kind)
     scales = data[:, :2].copy().view(np.float16).astype(np.float32)
