@@ -17,11 +17,11 @@ from bough.base.plan import SharedPrefix
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.triton import TritonAttention
 from bough.device.attention.work import HostBatch
-from bough.device.ops.experts import Dense, ExpertParts
+from bough.device.ops.experts import ExpertParts, HeldWeight
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.sampling import Draws
 from bough.device.ops.triton.ops import TritonOps
-from bough.device.quant.fp8 import Fp8Linear
+from bough.device.quant.fp8 import Fp8Linear, round_outputs
 from bough.device.quant.int4 import int4_in_groups
 from bough.device.quant.int8 import int8_per_output
 
@@ -138,7 +138,7 @@ def linears(world: World) -> Iterator[Case]:
         ("int4 (W4A16)", world.ops.packed_linear(int4_in_groups(held), None), 0.625),
     ]
     if torch.float8_e4m3fn in rounded_to(world):
-        ways.append(("fp8", Fp8Linear(weight, None, world.ops).apply, 1.0))
+        ways.append(("fp8", Fp8Linear(round_outputs(weight, None), world.ops).apply, 1.0))
     for rows in [3] if world.tiny else [1, 8, 64, 256, 2048]:
         x = world.randn(rows, n_in)
         moved = x.nbytes + rows * n_out * x.itemsize
@@ -171,7 +171,7 @@ def experts(world: World) -> Iterator[Case]:
     n_experts, k, dim, inner = (4, 2, 32, 16) if world.tiny else (128, 8, 2048, 768)
     parts = [
         ExpertParts(
-            (), (), (Dense(world.randn(2 * inner, dim) * 0.02, None), Dense(world.randn(dim, inner) * 0.02, None))
+            (), (), (HeldWeight(world.randn(2 * inner, dim) * 0.02), HeldWeight(world.randn(dim, inner) * 0.02))
         )
         for _ in range(n_experts)
     ]

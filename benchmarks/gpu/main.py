@@ -10,8 +10,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,10 +21,11 @@ import torch
 from benchmarks.gpu import checks, kernels, limits, serving, steps
 from benchmarks.gpu.clock import Budget, Stopwatch
 from benchmarks.gpu.limits import Limits
-from benchmarks.gpu.play import Engine, Features
+from benchmarks.gpu.play import ALL, Engine, Features
 from benchmarks.gpu.report import GOALS, PREFILL_GOAL, STALLED_GOAL, WORTH_GOALS, markdown
 from benchmarks.gpu.shapes import LLAMA_1B, LLAMA_8B, SMALL, TINY, Shape, write
 from bough.device.ops.triton.ops import TritonOps
+from bough.device.platform.cuda import lost
 
 Row = dict[str, Any]
 
@@ -65,6 +67,17 @@ class Run:
             self.result["left_out"].append(f"{name}: after {len(found)} rows the time was over")
         rows.close()  # an engine gives its memory back
         self.save()
+
+    def row(self, name: str, measure: Callable[[], Row], **more: Any) -> Iterator[Row]:
+        """What ``measure`` finds; where it fails, that is written down, and there is no row."""
+        try:
+            found = measure()
+        except Exception as error:
+            self.failed(name, error)
+            if lost(error):  # nothing that follows can succeed
+                raise
+        else:
+            yield {"name": name, **found, **more}
 
     def failed(self, name: str, error: Exception) -> None:
         """Write down what ``name``, a section or a part of one, ended by."""
@@ -122,49 +135,68 @@ def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row
     batches = (1, 3) if run.tiny else (1, 8, 64, ROWS)
     context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
     rows = max(batches)
-    pool = 2048 if run.tiny else rows * (context + answer + 8)
     # A folder of its own: the same shape may be built again with other options.
-    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool, **options)
+    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool_of(run, rows), **options)
     try:
         yield {"name": "start", "built_s": round(engine.built_seconds, 2)}
+        decode = partial(steps.decode, engine, shape, run.limits, context=context, answer=answer)
         for batch in batches:
-            row = steps.decode(engine, shape, run.limits, batch, context, answer=answer)
             goals = {"goal": GOALS.get((shape.name, batch), ""), "goal of overlap": STALLED_GOAL}
-            yield {"name": f"decode, {batch} rows from {context}", **row, **goals}
+            yield from run.row(f"decode, {batch} rows from {context}", partial(decode, batch), **goals)
         for n in (20,) if run.tiny else (2048, 8192):
-            row = steps.prefill(engine, shape, run.limits, n)
-            yield {"name": f"prefill, {n} tokens", **row, "goal": PREFILL_GOAL}
+            measure = partial(steps.prefill, engine, shape, run.limits, n)
+            yield from run.row(f"prefill, {n} tokens", measure, goal=PREFILL_GOAL)
         off = dict(steps.features())
-        row = steps.decode(engine, shape, run.limits, batches[-1], context, off["no overlap"], answer)
-        yield {"name": f"decode, {batches[-1]} rows, no overlap", **row}
+        measure = partial(decode, batches[-1], features=off["no overlap"])
+        yield from run.row(f"decode, {batches[-1]} rows, no overlap", measure)
         yield from serve(run, engine, shape, off)
     finally:
         engine.close()
 
 
-def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> Generator[Row, None, None]:
-    for seed, name in enumerate(serving.WORKLOADS):
+def serve(run: Run, engine: Engine, shape: Shape, off: dict[str, Features]) -> Iterator[Row]:
+    for name in serving.WORKLOADS:
+        whole: Row = {}
+        for row in run.row(name, partial(play, run, engine, shape, name)):
+            whole = row
+            yield row
+        for without in serving.WORTH[name] if whole else ():
+            measure = partial(play, run, engine, shape, name, off[without], whole)
+            yield from run.row(f"{name}, {without}", measure, goal=WORTH_GOALS.get((name, without), ""))
+
+
+def play(
+    run: Run, engine: Engine, shape: Shape, name: str, features: Features = ALL, whole: Row | None = None
+) -> Row:  # fmt: skip
+    """The figures of a workload; ``whole`` are those of the same with everything on."""
+    seed = list(serving.WORKLOADS).index(name)
+    if whole is None:
         engine.play(serving.asks(name, shape.vocab_size, True, seed))  # compiles what is new
-        whole = engine.play(serving.asks(name, shape.vocab_size, run.tiny, seed)).figures()
-        yield {"name": name, **whole}
-        for without in serving.WORTH[name]:
-            asks = serving.asks(name, shape.vocab_size, run.tiny, seed)
-            row = serving.summary(engine.play(asks, off[without]).figures(), whole)
-            yield {"name": f"{name}, {without}", **row, "goal": WORTH_GOALS.get((name, without), "")}
+    figures = engine.play(serving.asks(name, shape.vocab_size, run.tiny, seed), features).figures()
+    return figures if whole is None else serving.summary(figures, whole)
 
 
-def decode_only(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Generator[Row, None, None]:
-    """The same decode by an engine with other options."""
+def changed(run: Run, shape: Shape, folder: Path, name: str, **options: Any) -> Iterator[Row]:
+    """The same decode by an engine with other options, and the same requests that share nothing."""
     batches = (2,) if run.tiny else (1, 64)
     context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
-    pool = 2048 if run.tiny else max(batches) * (context + answer + 8)
-    engine = run.engine(shape, folder, rows=max(batches), pool_tokens=pool, **options)
+    rows = 3 if run.tiny else ROWS
+    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool_of(run, rows), **options)
     try:
         for batch in batches:
-            row = steps.decode(engine, shape, run.limits, batch, context, answer=answer)
-            yield {"name": f"{name}: decode, {batch} rows from {context}", **row}
+            measure = partial(steps.decode, engine, shape, run.limits, batch, context, answer=answer)
+            yield from run.row(f"{name}: decode, {batch} rows from {context}", measure)
+        engine.play(serving.asks("independent", shape.vocab_size, True, 0))
+        known = run.result["sections"].get(shape.name, [])
+        whole = next((row for row in known if row["name"] == "independent"), None)
+        yield from run.row(f"{name}: independent", partial(play, run, engine, shape, "independent", ALL, whole))
     finally:
         engine.close()
+
+
+def pool_of(run: Run, rows: int) -> int:
+    """Cells for rows that decode from the context on."""
+    return 2048 if run.tiny else rows * (CONTEXT + steps.ANSWER + 8)
 
 
 def others(run: Run, shape: Shape, folder: Path) -> Generator[Row, None, None]:
@@ -172,9 +204,9 @@ def others(run: Run, shape: Shape, folder: Path) -> Generator[Row, None, None]:
     options: dict[str, dict[str, Any]] = {"no graphs": {"graphs": False}}
     if kernels.multiplies_fp8(torch.device(run.device)):
         options |= {"fp8 weights": {"quantize": "fp8"}, "fp8 KV": {"kv_dtype": "fp8"}}
-    for name, changed in options.items():
+    for name, how in options.items():
         try:
-            yield from decode_only(run, shape, folder, name, **changed)
+            yield from changed(run, shape, folder, name, **how)
         except Exception as error:
             run.failed(name, error)
 

@@ -1,8 +1,8 @@
-"""Formats of strings that the library takes too widely, written as patterns.
+"""What the library takes too widely in a schema, or cannot count, said in words that it gets right.
 
 The library lets 29 February through in every year, second 60 in every minute and international labels that decode to
 nothing. What stands here is narrower than the standard where that costs nobody anything: no year 0, no leap second,
-fractions of at most nine digits, no hyphen beside another in a host name.
+fractions of at most nine digits, no hyphen beside another in a host name. Integers begin a little above -2**63.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ FORMATS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Name -> schemas that a string of the format must all satisfy (RFC 3339 section 5.6, RFC 1123 section 2.1)."""
 
+LEAST_INTEGER = 2048 - 2**63
+"""The library knows no integer range that begins below."""
+
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords below which there are values and no schemas."""
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value has schemas under names."""
 
 
-def exact_formats(schema: Any) -> Any:
-    """``schema``, a JSON value, with the formats of :data:`FORMATS` as patterns; changed in place where it has any."""
+def exact_schema(schema: Any) -> Any:
+    """``schema``, a JSON value, with the formats of :data:`FORMATS` as patterns and bounds of integers within 64 bits.
+
+    Changed in place where it has any.
+    """
     stack = [(schema, False)]
     while stack:
         node, named = stack.pop()
@@ -54,9 +60,14 @@ def exact_formats(schema: Any) -> Any:
             if isinstance(form, str) and form in FORMATS:
                 del node["format"]
                 node["allOf"] = [*node.get("allOf", ()), *FORMATS[form]]
+            if not named and "integer" in (kinds := node.get("type", ())) and "number" not in kinds:
+                for bound in ("minimum", "exclusiveMinimum"):
+                    if isinstance(least := node.get(bound), int | float) and least < LEAST_INTEGER:
+                        node[bound] = LEAST_INTEGER
     return schema
 
 
-def with_exact_formats(text: str) -> str:
+def with_exact_schema(text: str) -> str:
     """The same for JSON text."""
-    return json.dumps(exact_formats(json.loads(text)), ensure_ascii=False) if '"format"' in text else text
+    concerned = any(word in text for word in ('"format"', '"minimum"', '"exclusiveMinimum"'))
+    return json.dumps(exact_schema(json.loads(text)), ensure_ascii=False) if concerned else text

@@ -42,6 +42,7 @@ class Limits:
     constraint_chain: int = 200
     constraint_references: int = 500
     constraint_min_items: int = 1000
+    constraint_multiple: int = 20_000
     constraint_structures: int = 256
     grammar_cache_bytes: int = 256 << 20
     reasoning_end_tokens: int = 32

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from decimal import Decimal
 from typing import Any
 
 from bough.base.constraint import Constraint
@@ -12,6 +14,11 @@ from bough.base.limits import Limits
 
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "required")
 """Keywords whose value may be a list that a grammar branches over or walks along."""
+
+LEAST_NUMBER = -9e18
+"""A number below, but as the lower end of a range, makes llguidance recurse without end, which nothing can catch."""
+VALUES, UPPER_ENDS = ("const", "enum"), ("maximum", "exclusiveMaximum")
+"""Keywords of values, and of the upper end of a range."""
 
 _BRACKETS, _JSON_BRACKETS = re.compile(r"[()\[\]{}]"), re.compile(r"[\[\]{}]")
 _RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
@@ -81,14 +88,16 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and isinstance(text := part.get("grammar"), str):
                 _check_grammar(kind, text, limits)
-    stack = [value]
+    stack: list[tuple[Any, str]] = [(value, "")]
     references: set[str] = set()
-    total = 0
+    total, multiple = 0, 1
     while stack:
-        node = stack.pop()
+        node, above = stack.pop()
         total += 1
         if isinstance(node, list):
-            stack += node
+            stack += [(item, above) for item in node]
+        elif isinstance(node, int | float) and above and node < LEAST_NUMBER:
+            raise InvalidRequest(f"{kind}: {above} has a number below {LEAST_NUMBER:g}", param=kind)
         if not isinstance(node, dict):
             continue
         for keyword in ALTERNATIVES:
@@ -100,12 +109,17 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
             raise InvalidRequest(
                 f"{kind}: minItems is {least}; at most {limits.constraint_min_items} are allowed", param=kind
             )
+        if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
+            multiple = math.lcm(multiple, _odd(step))
+            if multiple > limits.constraint_multiple:
+                raise InvalidRequest(f"{kind}: multipleOf has too many digits: {step}", param=kind)
         if isinstance(reference := node.get("$ref"), str):
             references.add(reference)
         properties = node.get("properties")
         if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
             raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
-        stack += node.values()
+        inside = above if above in VALUES else ""
+        stack += [(part, inside or (key if key in VALUES or key in UPPER_ENDS else "")) for key, part in node.items()]
     if len(references) > limits.constraint_references:
         raise InvalidRequest(
             f"{kind}: $ref has {len(references)} targets; at most {limits.constraint_references} are allowed",
@@ -113,6 +127,15 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
         )
     if total > limits.constraint_nodes:
         raise InvalidRequest(f"{kind} has {total} parts; at most {limits.constraint_nodes} are allowed", param=kind)
+
+
+def _odd(step: float) -> int:
+    """The digits of ``step`` without factors of 2 and 5: so many remainders a parser has to tell apart."""
+    digits = int("".join(map(str, Decimal(repr(step)).as_tuple().digits)))
+    for factor in (2, 5):
+        while digits % factor == 0:
+            digits //= factor
+    return digits
 
 
 def _too_many(kind: str, keyword: str, n: int, most: int) -> InvalidRequest:

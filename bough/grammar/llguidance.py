@@ -19,7 +19,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.formats import with_exact_formats
+from bough.base.formats import with_exact_schema
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
@@ -47,6 +47,8 @@ between which strings with a maxLength lie for most of their tokens: their masks
 BASE_BYTES, BYTES_PER_BYTE = 64 << 10, 16
 """Estimated memory of a template: a constant, and so much for each byte of its grammar."""
 
+NUMERIC = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+"""Keywords whose numbers make the library panic."""
 MESSAGE_CHARS = 500
 
 _PLACE, _SOURCE = re.compile(r"at (\d+)\(\d+\)"), re.compile(r"\n\s*\d+ \| ")
@@ -164,12 +166,12 @@ class LLGuidance:
             if not native.is_error():
                 break
         else:
-            raise InvalidRequest(f"{constraint.kind}: {_shown(native.get_error())}", param=constraint.kind)
+            raise InvalidRequest(_refusal(constraint, native.get_error()), param=constraint.kind)
         warnings = list(native.get_grammar_warnings())
         if options and '"oneOf"' in constraint.text:
             warnings.insert(0, "the schema is not enforced strictly: oneOf is treated as anyOf")
         if first.is_error():
-            raise InvalidRequest(f"{constraint.kind}: {_shown(first.get_error())}", param=constraint.kind)
+            raise InvalidRequest(_refusal(constraint, first.get_error()), param=constraint.kind)
         if not possible:
             raise InvalidRequest(f"{constraint.kind}: nothing matches it", param=constraint.kind)
         run = tuple(first.compute_ff_tokens()[::-1])
@@ -204,11 +206,11 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self._atoms, dict(options))
-            return str(LLMatcher.grammar_from_json_schema(with_exact_formats(text), overrides=options))
+            return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text), overrides=options))
         except InvalidRequest:
             raise
         except Exception as error:  # the converters raise whatever their own bugs make them raise
-            raise InvalidRequest(f"{constraint.kind}: {_shown(str(error))}", param=constraint.kind) from None
+            raise InvalidRequest(_refusal(constraint, str(error)), param=constraint.kind) from None
 
     def _built(self, tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, LLMatcher, bool]:
         """(matcher, copy that has made the first mask, whether that mask allows anything).
@@ -238,6 +240,15 @@ def _spacing(whitespace: str) -> JsonCompileOptions:
 
 def _lark_of_choice(choices: list[str]) -> str:
     return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def _refusal(constraint: Constraint, message: str) -> str:
+    """What the library says against a constraint; in place of a panic, what is likely to have caused it."""
+    if not message.startswith("panic:"):
+        return f"{constraint.kind}: {_shown(message)}"
+    named = [keyword for keyword in NUMERIC if f'"{keyword}"' in constraint.text]
+    cause = f", probably of {', '.join(named)} with numbers of many digits" if named else ""
+    return f"{constraint.kind}: the grammar library fails because of it{cause}"
 
 
 def _shown(message: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.formats import exact_formats
+from bough.base.formats import exact_schema
 
 TEXT = "TEXT: /(.|\\n)*/"
 
@@ -94,7 +94,7 @@ def _body(s: Structure, name: str, options: Mapping[str, Any], sides: dict[str, 
     if s.grammar is not None:
         sides[name] = s.grammar
         return f"@{name}"
-    schema = exact_formats(s.schema) if isinstance(s.schema, dict) else {} if s.schema else {"not": {}}
+    schema = exact_schema(s.schema) if isinstance(s.schema, dict) else {} if s.schema else {"not": {}}
     return f"%json {json.dumps({**schema, 'x-guidance': dict(options)}, ensure_ascii=False)}"
 
 

@@ -15,6 +15,7 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.base.params import Pooling
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
 from bough.device.quant.blocks import PACKERS
@@ -72,7 +73,7 @@ class Checkpoint(Protocol):
         ``dtype`` converts floating values. None keeps the stored dtype, float32 for block formats.
         """
 
-    def blocks(self, name: str) -> Blocks | PackedWeight | None:
+    def blocks(self, name: str) -> Blocks | PackedWeight | HeldWeight | None:
         """A quantised matrix without decoding it; None if it is none, ConfigError if it is missing."""
 
     def close(self) -> None:
@@ -158,10 +159,12 @@ class FolderCheckpoint:
             return self._stored(name, dtype)
         return self._read(stem, self._method.dense).to(dtype or torch.float32)
 
-    def blocks(self, name: str) -> PackedWeight | None:
+    def blocks(self, name: str) -> PackedWeight | HeldWeight | None:
         stem = self._stem(name)
         if self._method is None or stem is None:
             return None
+        if self._method.floats is not None and (floats := self._read(stem, self._method.floats)) is not None:
+            return floats
         packed = None if self._method.integers is None else self._read(stem, self._method.integers).packed()
         if packed is None and not self._told:
             self._told = True

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from bough.base.errors import ConfigError
+from bough.device.ops.experts import INPUTS, HeldWeight
 from bough.device.ops.packed import Kind, PackedWeight, pack_groups, pack_int8
 
 Tensor = torch.Tensor
@@ -95,6 +96,7 @@ class Method:
         mark: the end of the name of the tensor by which a quantised weight is known.
         others: ends of the names of those that come with it.
         integers: reads it as integers; None where it is none.
+        floats: reads it as 8-bit floats with scales; None where it is none, or a kernel takes no such scales.
         dense: reads it decoded, float32 [N, K].
     """
 
@@ -103,6 +105,7 @@ class Method:
     others: tuple[str, ...]
     dense: Callable[[Get], Tensor]
     integers: Callable[[Get], Integers] | None = None
+    floats: Callable[[Get], HeldWeight | None] | None = None
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
@@ -178,7 +181,7 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
         raise ConfigError(f"weights of the kinds {sorted(map(str, kinds))} cannot be read; one kind of 4 or 8 bits can")
     bits, kind = int(found[0]["num_bits"]), found[0].get("type", "int")
     if kind == "float":
-        return Method(name="FP8", mark="weight_scale", others=("input_scale",), dense=_fp8("weight_scale", None))
+        return _of_fp8("weight_scale", ("input_scale",), None)
     shifted = any(weights.get("symmetric") is False for weights in found)
     ordered = any(weights.get("actorder") == "group" for weights in found)
 
@@ -267,26 +270,36 @@ def _fp8_folder(settings: Mapping[str, Any]) -> Method:
     ):
         raise ConfigError(f"blocks of {block!r} are no blocks of a weight")
     mark = "weight_scale" if block is None else "weight_scale_inv"
-    dense = _fp8(mark, None if block is None else (block[0], block[1]))
-    return Method(name="FP8", mark=mark, others=("input_scale", "activation_scale"), dense=dense)
+    return _of_fp8(mark, ("input_scale", "activation_scale"), None if block is None else (block[0], block[1]))
 
 
-def _fp8(mark: str, block: tuple[int, int] | None) -> Callable[[Get], Tensor]:
-    def read(get: Get) -> Tensor:
-        weight, scale = get("weight").float(), get(mark).float()
+def _of_fp8(mark: str, others: tuple[str, ...], block: tuple[int, int] | None) -> Method:
+    def read(get: Get) -> tuple[Tensor, Tensor]:
+        """The weight and float32 scales: [N, 1], or those of the blocks."""
+        weight, scale = get("weight"), get(mark).float()
+        n_out, n_in = weight.shape
         if block is None:
-            if scale.numel() not in (1, len(weight)):
-                raise ConfigError(f"{scale.numel()} scales do not fit a weight of {len(weight)} outputs")
-            return weight * scale.reshape(-1, 1)
-        rows, columns = (-(-n // size) for n, size in zip(weight.shape, block))
-        if scale.shape != (rows, columns):
+            if scale.numel() not in (1, n_out):
+                raise ConfigError(f"{scale.numel()} scales do not fit a weight of {n_out} outputs")
+            return weight, scale.reshape(-1, 1).expand(n_out, 1)
+        if scale.shape != (-(-n_out // block[0]), -(-n_in // block[1])):
             raise ConfigError(
                 f"scales {list(scale.shape)} do not fit a weight {list(weight.shape)} in blocks of {block}"
             )
-        spread = scale.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
-        return weight * spread[: len(weight), : weight.shape[1]]
+        return weight, scale.repeat_interleave(block[0], 0)[:n_out]
 
-    return read
+    def dense(get: Get) -> Tensor:
+        weight, scale = read(get)
+        spread = scale if block is None else scale.repeat_interleave(block[1], 1)[:, : weight.shape[1]]
+        return weight.float() * spread
+
+    def floats(get: Get) -> HeldWeight | None:
+        weight, scale = read(get)
+        if weight.dtype != torch.float8_e4m3fn or (block is not None and block[1] % INPUTS):
+            return None
+        return HeldWeight(weight, scale=scale.contiguous(), group=0 if block is None else block[1])
+
+    return Method(name="FP8", mark=mark, others=others, dense=dense, floats=floats)
 
 
 def _checked(integers: Integers) -> Integers:

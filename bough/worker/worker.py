@@ -131,7 +131,8 @@ class Worker:
                 self._pool(handle, result)
             launched = Launched(plan, batch.sampled, (self._before, handle.timer, timer), result)
             if len(batch.sampled):
-                launched.sampling = self._sample(handle, masks)
+                fresh = not (result.logprobs or result.prompt_logprobs or result.pooled)
+                launched.sampling = self._sample(handle, masks, timer if fresh else None)
         timer.stop()
         self._before = timer
         self._unfinished.append(launched)
@@ -217,18 +218,21 @@ class Worker:
             except Exception as error:
                 result.failed[i] = _reason(error)
 
-    def _sample(self, handle: ForwardHandle, masks: Masks | None) -> Sampling | Sampled:
+    def _sample(self, handle: ForwardHandle, masks: Masks | None, timer: Timer | None) -> Sampling | Sampled:
+        """``timer`` is started where the host's preparations end; None: the device has begun before."""
         plan, batch = handle.plan, handle.batch
+        rows = plan.rows[batch.sampled].tolist()
+        if self._sampler.remembers(rows):
+            self._settle()
+        if timer is not None:
+            timer.start()
         # A step of decodes samples from every token.
         everywhere = len(batch.sampled) == len(handle.hidden)
         hidden = handle.hidden if everywhere else handle.hidden[batch.sample_at]
-        rows = plan.rows[batch.sampled].tolist()
         context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
         if masks is not None:
             context.masked = np.searchsorted(batch.sampled, masks.rows).astype(np.int64)
             context.masks = to_device(masks.bits, hidden.device)
-        if self._sampler.remembers(rows):
-            self._settle()
         places = batch.adapters[batch.sampled]
         logits = self._runner.logits(hidden, places)
         sampling: Sampling | Sampled

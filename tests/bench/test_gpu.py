@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,24 @@ def test_a_kernel_that_fails_is_written_down_and_the_others_are_measured(
     run.section("kernels", gpu.single_kernels(run))
     assert [row["name"] for row in run.result["sections"]["kernels"]] == ["good"]
     assert run.wrong() == ["bad: RuntimeError: planted"]
+
+
+def test_a_row_that_fails_is_written_down_and_the_section_goes_on(tmp_path: Path) -> None:
+    run = gpu.Run("cpu", True, 60, tmp_path / "gpu.json")
+    said = iter(("planted", "CUDA error: an illegal memory access was encountered"))
+
+    def fails() -> gpu.Row:
+        raise RuntimeError(next(said))
+
+    def rows() -> Iterator[gpu.Row]:
+        yield from run.row("bad", fails)
+        yield from run.row("good", lambda: {"share": 0.5}, goal=0.6)
+        yield from run.row("lost", fails)
+        yield from run.row("never", dict)
+
+    run.section("some", rows())
+    assert run.result["sections"]["some"] == [{"name": "good", "share": 0.5, "goal": 0.6}]
+    assert [line.partition(":")[0] for line in run.wrong()] == ["bad", "lost", "some"]
 
 
 def test_the_shape_is_the_one_that_is_meant() -> None:

@@ -56,7 +56,8 @@ def make_case(
     n_heads, n_kv_heads, dim = heads
     g = torch.Generator().manual_seed(seed)
     n_pages = sum(-(-n // page_size) for n in lengths) + 5
-    pages = torch.randperm(n_pages, generator=g)
+    # The first page is nobody's: a kernel that reads cell 0 for what it masks shows.
+    pages = 1 + torch.randperm(n_pages - 1, generator=g)
     n_rows = len(lengths) + 3
     table = torch.full((n_rows, max(lengths) + 5), MISSING, dtype=torch.int32)
     rows = torch.randperm(n_rows, generator=g)[: len(lengths)].int()

@@ -77,6 +77,8 @@ BOMBS: dict[str, Callable[[int], Fields]] = {
     "many patterns": lambda i: schema(
         {"type": "object", "patternProperties": {f"^.*{i}{n}.*a.{{9}}$": {"type": "string"} for n in range(200)}}
     ),
+    "many remainders": lambda i: schema({"type": "integer", "multipleOf": 1234567 + 2 * i}),
+    "least integers": lambda i: schema({"title": str(i), "enum": [-(2**63), -1e30]}),
     "repeated repetitions": lambda i: regex(f"((a{{1,100}}){{1,100}}){{1,{100 + i}}}"),
     "star of stars": lambda i: regex(f"(a+)+{i}"),
     "ambiguous star": lambda i: regex(f"(a|a|ab)*{i}"),

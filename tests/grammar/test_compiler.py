@@ -160,6 +160,12 @@ def test_rules_that_are_many_or_circular_are_no_chain() -> None:
             ),
             "properties has 2000",
         ),
+        (Constraint(kind="json_schema", text='{"items": {"const": {"minimum": [-9223372036854775808]}}}'), "const has"),
+        (Constraint(kind="json_schema", text='{"allOf": [{"type": "integer"}, {"enum": [1, -1e30]}]}'), "enum has"),
+        (Constraint(kind="json_schema", text='{"type": [], "exclusiveMaximum": -9.1e18}'), "exclusiveMaximum has"),
+        (Constraint(kind="json_schema", text='{"type": "integer", "multipleOf": 12345.678}'), "digits: 12345.678"),
+        (Constraint(kind="json_schema", text='{"allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}'), "digits: 99"),
+        (Constraint(kind="grammar", text='start: %json {"maximum": -9223372036854775808}'), "maximum has"),
         (Constraint(kind="grammar", text="\n".join(f'r{i} ::= "a"' for i in range(600))), "EBNF has 600"),
     ],
 )  # fmt: skip
@@ -167,3 +173,9 @@ def test_what_costs_too_much_is_refused_before_any_parser(bad: Constraint, named
     with pytest.raises(InvalidRequest, match=named) as caught:
         check_constraint(bad, DEFAULT_LIMITS)
     assert caught.value.param == bad.kind and caught.value.status == 400
+
+
+def test_multiples_that_are_cheap_to_count_pass() -> None:
+    steps: list[float] = [0.01, 5, 60, 7, 1e-9, 1000, 4096, 0.25, 1e300]
+    text = json.dumps({"anyOf": [{"multipleOf": step} for step in steps]})
+    check_constraint(Constraint(kind="json_schema", text=text), DEFAULT_LIMITS)

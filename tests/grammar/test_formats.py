@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bough.base.formats import FORMATS, exact_formats, with_exact_formats
+from bough.base.formats import FORMATS, exact_schema, with_exact_schema
 
 
 def matches(name: str, text: str) -> bool:
@@ -50,14 +50,14 @@ def test_only_formats_of_schemas_are_rewritten() -> None:
         "examples": [date],
     }
     text = json.dumps(kept)
-    assert exact_formats(json.loads(text)) == kept and json.loads(with_exact_formats(text)) == kept
+    assert exact_schema(json.loads(text)) == kept and json.loads(with_exact_schema(text)) == kept
     exact = {"allOf": list(FORMATS["date"])}
     schema = {
         "type": "string", "format": "date", "allOf": [{"minLength": 1}],
         "$defs": {"const": {"items": [date, {"not": date}]}},
         "properties": {"properties": {"additionalProperties": date}, "enum": date},
     }  # fmt: skip
-    assert exact_formats(json.loads(json.dumps(schema))) == {
+    assert exact_schema(json.loads(json.dumps(schema))) == {
         "type": "string", "allOf": [{"minLength": 1}, *FORMATS["date"]],
         "$defs": {"const": {"items": [exact, {"not": exact}]}},
         "properties": {"properties": {"additionalProperties": exact}, "enum": exact},

@@ -11,6 +11,7 @@ import pytest
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
+from bough.base.formats import exact_schema
 from bough.grammar.base import Vocabulary
 from bough.grammar.llguidance import LLGuidance
 from bough.text.tokenizer import Tokenizer
@@ -125,3 +126,18 @@ def test_a_refused_schema_in_a_grammar_names_the_rule(backend: LLGuidance) -> No
         message = caught.value.message
         assert f'rule {rule}: failed to compile JSON schema: Unimplemented keys: ["contains"]' in message
         assert len(message) < 120 and caught.value.param == constraint.kind
+
+
+def test_integers_of_64_bits_have_bounds_that_the_library_can_count(backend: LLGuidance) -> None:
+    int64 = {"type": ["integer", "null"], "minimum": -(2**63), "maximum": 2**63 - 1}
+    for schema in (int64, {"type": "integer", "exclusiveMinimum": -1e30}, {"properties": {"minimum": int64}}):
+        backend.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
+    number = {"type": ["integer", "number"], "minimum": -1e300}
+    assert exact_schema(dict(number)) == number
+
+
+def test_numbers_that_make_the_library_panic_are_named(backend: LLGuidance) -> None:
+    text = json.dumps({"enum": [-1e18, 100, -999999999999999999]})
+    with pytest.raises(InvalidRequest, match="probably of enum with") as caught:
+        backend.compile(Constraint(kind="json_schema", text=text))
+    assert "backtrace" not in str(caught.value)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import Kind, unpack
 from bough.weights.loader import FolderCheckpoint, open_checkpoint
 from tests.driving import make_driver
@@ -241,6 +242,10 @@ def test_values_are_those_of_the_method(name: str, plain: Path, tmp_path: Path) 
     for key, expected in exact.items():
         assert torch.equal(checkpoint.tensor(key), expected)
         packed = checkpoint.blocks(key)
+        if isinstance(packed, HeldWeight):
+            assert name in ("compressed-fp8", "fp8-tensor", "fp8-channel") and packed.scale is not None
+            assert torch.equal(packed.weight.float() * packed.scale, expected)
+            continue
         assert (None if packed is None else packed.kind) == METHODS[name][2]
         if packed is not None:
             assert torch.allclose(unpack(packed), expected, rtol=1e-6, atol=1e-7)
@@ -315,7 +320,10 @@ def test_damaged_weights_are_errors_or_load(name: str, plain: Path, tmp_path: Pa
         try:
             shapes = {tuple(checkpoint.tensor("x.weight").shape)}
             packed = checkpoint.blocks("x.weight")
-            shapes |= {(packed.n_out, packed.n_in)} if packed else set()
+            if isinstance(packed, HeldWeight):
+                shapes |= {tuple(packed.weight.shape)}
+            elif packed:
+                shapes |= {(packed.n_out, packed.n_in)}
             assert len(shapes) == 1
         except ConfigError:
             refused += 1

@@ -12,6 +12,7 @@ from bough.base.errors import ConfigError
 from bough.device.attention.base import AttentionBackend
 from bough.device.layers.source import TensorSource
 from bough.device.lora.pool import AdaptedLayer, AdapterPool
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks, LinearMethod, Parameter, Scheme, Table
@@ -122,8 +123,12 @@ class _Weight:
         _check_shape(self.name, tuple(tensor.shape), self.shape)
         return tensor.to(self.device)
 
-    def blocks(self) -> Blocks | PackedWeight | None:
+    def blocks(self) -> Blocks | PackedWeight | HeldWeight | None:
         found = self.source.blocks(self.name)
+        if isinstance(found, HeldWeight):
+            _check_shape(self.name, tuple(found.weight.shape), self.shape)
+            assert found.scale is not None
+            return replace(found, weight=found.weight.to(self.device), scale=found.scale.to(self.device))
         if found is not None:
             n_out = found.n_out if isinstance(found, PackedWeight) else len(found.rows)
             _check_shape(self.name, (n_out, found.n_in), self.shape)

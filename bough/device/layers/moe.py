@@ -15,9 +15,8 @@ from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
 from bough.device.lora.pool import AdaptedLayer
-from bough.device.ops.experts import Clamp, Dense, ExpertParts
+from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.quant.base import LinearMethod
-from bough.device.quant.dense import DenseLinear
 
 Tensor = torch.Tensor
 
@@ -123,7 +122,7 @@ class Experts:
     ) -> None:  # fmt: skip
         self._experts, self._adapters = experts, context.adapters
         self._activation: Callable[[Tensor], Tensor] = clamp or context.ops.silu_mul
-        parts = [ExpertParts(e.gate_up.parts, e.down.parts, _dense(e)) for e in experts]
+        parts = [ExpertParts(e.gate_up.parts, e.down.parts, _stored(e)) for e in experts]
         self._fused = context.ops.experts(parts, (hidden_size, inner_size), clamp)
         # One after another, the host has to know which experts are used.
         context.capturable &= self._fused is not None
@@ -164,11 +163,9 @@ class Experts:
         return total.to(x.dtype)
 
 
-def _dense(expert: Expert) -> tuple[Dense, Dense] | None:
-    gate_up, down = expert.gate_up, expert.down
-    if isinstance(gate_up, DenseLinear) and isinstance(down, DenseLinear) and gate_up.dense and down.dense:
-        return gate_up.dense, down.dense
-    return None
+def _stored(expert: Expert) -> tuple[HeldWeight, HeldWeight] | None:
+    gate_up, down = expert.gate_up.stored, expert.down.stored
+    return None if gate_up is None or down is None else (gate_up, down)
 
 
 def _adapted(out: Tensor, x: Tensor, places: Tensor | None, layer: AdaptedLayer | None) -> Tensor:

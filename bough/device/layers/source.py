@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import PackedWeight
 from bough.device.quant.base import Blocks
 
@@ -21,6 +22,6 @@ class TensorSource(Protocol):
         """A new contiguous tensor, converted to ``dtype`` if given; ConfigError if there is no such parameter."""
         ...
 
-    def blocks(self, name: str) -> Blocks | PackedWeight | None:
+    def blocks(self, name: str) -> Blocks | PackedWeight | HeldWeight | None:
         """A quantised parameter of two dimensions without decoding it; None if it is none."""
         ...

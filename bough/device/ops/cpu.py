@@ -254,6 +254,7 @@ class PackedCall:
     """Multiplies with one packed weight; ``packed`` describes it to other kernels and lives as long as this does."""
 
     rounded = None
+    stored = None
 
     def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
         self._function = function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 
@@ -15,11 +15,38 @@ from bough.device.ops.parts import linear_parts, pairable, takeable
 Tensor = torch.Tensor
 
 
-class Dense(NamedTuple):
-    """The weight [out, in] of a linear layer as it is multiplied with, and its bias [out] or None."""
+INPUTS = 128
+"""Inputs that kernels for weights of 8 bits take at a time; scales of blocks are of as many, or a multiple."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeight:
+    """The weight [out, in] of a linear layer as a device holds it, for kernels that multiply with many at once.
+
+    Attributes:
+        weight: in the model's dtype; or int8 or float8_e4m3fn [out, in], for inputs that are rounded to the same; or
+            uint8 [out, bytes of an output], for inputs as they are.
+        bias: [out] or None.
+        scale: of int8 and float8_e4m3fn float32 [out, blocks of inputs], of bytes float16 [groups of inputs, out].
+        offset: of bytes float16 [groups of inputs, out]: a weight is ``q * scale + offset``.
+        group: inputs that share a scale, unless all of an output do.
+        form: of what bytes hold: integers of 4 or 8 bits, or 4-bit floats.
+    """
 
     weight: Tensor
-    bias: Tensor | None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+    offset: Tensor | None = None
+    group: int = 0
+    form: Literal["4", "8", "fp4"] | None = None
+
+    def alike(self, other: HeldWeight) -> bool:
+        """Whether a kernel can take both as one."""
+        mine, others = (
+            (s.weight.shape, s.weight.dtype, s.bias is None, s.group, s.form, s.scale is None or s.scale.shape)
+            for s in (self, other)
+        )
+        return mine == others
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +55,12 @@ class ExpertParts:
 
     Attributes:
         gate_up, down: packed; empty where they are not.
-        dense: the same two as they are; None where they are held otherwise.
+        stored: the same two as the device holds them; None where they are held otherwise.
     """
 
     gate_up: Sequence[PackedLinear]
     down: Sequence[PackedLinear]
-    dense: tuple[Dense, Dense] | None = None
+    stored: tuple[HeldWeight, HeldWeight] | None = None
 
 
 ExpertsOp = Callable[[Tensor, Tensor, Tensor], Tensor]

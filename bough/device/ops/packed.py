@@ -40,6 +40,10 @@ PAIRED = (Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
 """Kinds whose scale comes with a second number."""
 
 
+DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+"""Twice the value of each code of a 4-bit float: a sign, two bits of exponent, one of mantissa."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """One packed weight [n_out, n_in].

@@ -42,7 +42,10 @@ class Arena:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def join(self, tensors: list[Tensor]) -> Tensor:
-        """A copy of tensors of one dtype, one behind the other along their first dimension."""
+        """A copy of tensors of one dtype, one behind the other along their first dimension, on their device: only on a
+        CPU in the arena."""
+        if tensors[0].device.type != "cpu":
+            return torch.cat(tensors)
         shape = sum(len(t) for t in tensors), *tensors[0].shape[1:]
         return torch.cat(tensors, out=self._empty(shape, tensors[0].dtype))
 

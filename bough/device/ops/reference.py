@@ -145,6 +145,7 @@ class ReferencePacked:
     """:class:`bough.device.ops.registry.PackedApply` with the values of the weight in float32."""
 
     rounded = None
+    stored = None
 
     def __init__(self, weight: PackedWeight, bias: Tensor | None) -> None:
         self.packed: PackedLinear | None = None

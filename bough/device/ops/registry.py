@@ -9,7 +9,7 @@ import torch
 
 from bough.device.ops import build
 from bough.device.ops.cells import Cells
-from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp
+from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp, HeldWeight
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
@@ -39,10 +39,14 @@ class PackedApply(Protocol):
 
     Attributes:
         packed: describes the weight to other kernels, if there are any.
+        stored: the same for those of other devices.
         rounded: the same for inputs that :meth:`Ops.round_rows` has rounded; None: it takes them as they are.
     """
 
     packed: PackedLinear | None
+
+    @property
+    def stored(self) -> HeldWeight | None: ...
 
     @property
     def rounded(self) -> RoundedApply | None: ...

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PackedWeight
 from bough.device.ops.rounded import RoundedRows
@@ -37,8 +38,9 @@ class Parameter(Protocol):
         """Read it, in the model's dtype, a new tensor."""
         ...
 
-    def blocks(self) -> Blocks | PackedWeight | None:
-        """Read it without decoding, in blocks or as the kernels take it; None if it is not held like that."""
+    def blocks(self) -> Blocks | PackedWeight | HeldWeight | None:
+        """Read it without decoding, in blocks, as the kernels take it, or as 8-bit floats; None if it is not held like
+        that."""
         ...
 
 
@@ -77,7 +79,11 @@ class LinearMethod(Protocol):
             kernels that multiply with them themselves, as long as the method lives.
         rounded: gives what ``apply`` does, bit for bit, for inputs rounded by the ops' ``round_rows``; None: the layer
             takes inputs as they are.
+        stored: the weight for kernels of many layers at once; None where there is no one weight.
     """
+
+    @property
+    def stored(self) -> HeldWeight | None: ...
 
     @property
     def parts(self) -> Sequence[PackedLinear]: ...

@@ -5,16 +5,20 @@ The layouts are those of ggml's ``block_*`` structures. Formats without a kernel
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import Kind, PackedWeight, pack_groups
 from bough.device.quant.base import Blocks, Parameter
 from bough.device.quant.mxfp4 import pack_floats
 
 Tensor = torch.Tensor
+log = logging.getLogger(__name__)
 
 
 _IQ4_LEVELS = torch.tensor([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], dtype=torch.uint8)
@@ -26,8 +30,15 @@ def pack_as_stored(parameter: Parameter) -> PackedWeight | None:
     blocks = parameter.blocks()
     if isinstance(blocks, PackedWeight):
         return blocks
-    packer = None if blocks is None else PACKERS.get(blocks.format)
-    return None if blocks is None or packer is None else packer(blocks)
+    if isinstance(blocks, HeldWeight):
+        _tell()
+    packer = PACKERS.get(blocks.format) if isinstance(blocks, Blocks) else None
+    return packer(blocks) if isinstance(blocks, Blocks) and packer is not None else None
+
+
+@cache
+def _tell() -> None:
+    log.info("weights in 8-bit floats are decoded: this device has no product of them")
 
 
 def _fields(blocks: Blocks, values: int, *sizes: int) -> tuple[Tensor, ...]:
@@ -54,7 +65,7 @@ def _q4_1(blocks: Blocks) -> PackedWeight:
 def _q5_0(blocks: Blocks) -> PackedWeight:
     """As bytes: their scales are those of groups of 32, too."""
     d, high, q = _fields(blocks, 32, 2, 4, 16)
-    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8) & 1
+    bits = high[..., None] >> torch.arange(8, dtype=torch.uint8, device=high.device) & 1
     values = torch.cat((q & 15, q >> 4), dim=2) | bits.flatten(2) << 4
     return pack_groups(Kind.Q8, (values + (128 - 16)).flatten(1), _half(d))
 
@@ -62,7 +73,7 @@ def _q5_0(blocks: Blocks) -> PackedWeight:
 def _iq4_nl(blocks: Blocks) -> PackedWeight:
     """As bytes: the levels are integers."""
     d, q = _fields(blocks, 32, 2, 16)
-    values = _IQ4_LEVELS[torch.cat((q & 15, q >> 4), dim=2).long()]
+    values = _IQ4_LEVELS.to(q.device)[torch.cat((q & 15, q >> 4), dim=2).long()]
     return pack_groups(Kind.Q8, values.flatten(1), _half(d))
 
 

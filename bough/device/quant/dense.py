@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from bough.device.ops.experts import Dense
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import LinearMethod, Parameter
@@ -28,9 +28,6 @@ class DenseLinear:
       rows, so results may differ in the last bit between batches.
 
     The original weight is not kept, unless it is the form in use.
-
-    Attributes:
-        dense: weight and bias, where cuBLAS multiplies with them; None where it is not known what does.
     """
 
     parts: Sequence[PackedLinear] = ()
@@ -39,7 +36,7 @@ class DenseLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""
         self._apply: Callable[[Tensor], Tensor]
-        self.dense = Dense(weight, bias) if ops.name == "triton" else None
+        self.stored = HeldWeight(weight, bias) if ops.name == "triton" else None
         if ops.name != "cpu" or weight.dtype == torch.float32:
             self._apply = ops.linear(weight, bias)
         else:

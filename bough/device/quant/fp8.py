@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.rounded import LARGEST, RoundedRows
 from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
@@ -15,14 +16,17 @@ Tensor = torch.Tensor
 
 FP8 = torch.float8_e4m3fn
 
+ALIGNED = 16
+"""Inputs, and outputs, that cuBLAS takes in 8-bit floats are a multiple of as many."""
+
 
 @runtime_checkable
 class Fp8Ops(Protocol):
     """Ops of a device that multiplies 8-bit floats."""
 
-    def fp8_linear(self, x: RoundedRows, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, K] float8_e4m3fn times weight [N, K] float8_e4m3fn with scales [1, N]; plus ``bias`` [N]: [T, N] in
-        the dtype that x was rounded from."""
+    def fp8_linear(self, x: RoundedRows, weight: HeldWeight) -> Tensor:
+        """x [T, K] float8_e4m3fn times a weight [N, K] float8_e4m3fn with its scales, plus its bias: [T, N] in the
+        dtype that x was rounded from."""
         ...
 
     def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
@@ -31,20 +35,16 @@ class Fp8Ops(Protocol):
 
 
 class RoundedFp8:
-    """A :class:`bough.device.quant.base.RoundedMethod` with one scale for each output, its largest magnitude at 448."""
+    """A :class:`bough.device.quant.base.RoundedMethod` with scales for outputs, or for blocks of their inputs."""
 
     takes = FP8
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ops: Fp8Ops) -> None:
-        """weight [out, in], bias [out] or None."""
-        wide = weight.float()
-        scale = wide.abs().amax(1, keepdim=True) / LARGEST[FP8]
-        self._weight = (wide / scale.where(scale > 0, 1.0)).to(FP8)
-        self._scale, self._bias, self._ops = scale.T.contiguous(), bias, ops
+    def __init__(self, stored: HeldWeight, ops: Fp8Ops) -> None:
+        self.stored, self._ops = stored, ops
 
     def __call__(self, x: RoundedRows) -> Tensor:
         """[T, in] -> [T, out], a new tensor."""
-        return self._ops.fp8_linear(x, self._weight, self._scale, self._bias)
+        return self._ops.fp8_linear(x, self.stored)
 
 
 class Fp8Linear:
@@ -52,14 +52,20 @@ class Fp8Linear:
 
     parts: Sequence[PackedLinear] = ()
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, ops: Fp8Ops) -> None:
-        """weight [out, in], bias [out] or None."""
-        self.rounded = RoundedFp8(weight, bias, ops)
+    def __init__(self, stored: HeldWeight, ops: Fp8Ops) -> None:
+        self.rounded, self.stored = RoundedFp8(stored, ops), stored
         self._ops = ops
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""
         return self.rounded(self._ops.round_rows(x, FP8))
+
+
+def round_outputs(weight: Tensor, bias: Tensor | None) -> HeldWeight:
+    """weight [out, in] with one scale for each output, its largest magnitude at 448."""
+    wide = weight.float()
+    scale = wide.abs().amax(1, keepdim=True) / LARGEST[FP8]
+    return HeldWeight((wide / scale.where(scale > 0, 1.0)).to(FP8), bias, scale)
 
 
 class Fp8Scheme:
@@ -69,10 +75,30 @@ class Fp8Scheme:
         self._ops, self._dense = ops, dense
 
     def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
-        return Fp8Linear(torch.cat([parameter.dense() for parameter in parameters]), bias, self._ops)
+        weight = torch.cat([parameter.dense() for parameter in parameters])
+        return Fp8Linear(round_outputs(weight, bias), self._ops)
 
     def head(self, parameter: Parameter, n_ids: int) -> LinearMethod:
         return self._dense.head(parameter, n_ids)
 
     def table(self, parameter: Parameter, tied: bool) -> Table:
         return self._dense.table(parameter, tied)
+
+
+class KeptFp8Scheme:
+    """Layers whose weights a checkpoint holds in 8-bit floats are multiplied as it holds them; ``others`` holds the
+    rest, and weights whose sizes the device's products do not take."""
+
+    def __init__(self, ops: Fp8Ops, others: Scheme) -> None:
+        self._ops, self._others = ops, others
+        self.head, self.table = others.head, others.table
+
+    def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        found = [parameter.blocks() for parameter in parameters]
+        parts = [part for part in found if isinstance(part, HeldWeight) and part.scale is not None]
+        scales = [part.scale for part in parts if part.scale is not None]
+        alike = len(parts) == len(found) and len({(part.group, s.shape[1]) for part, s in zip(parts, scales)}) == 1
+        if not alike or any(n % ALIGNED for part in parts for n in part.weight.shape):
+            return self._others.linear(parameters, bias)
+        weight = torch.cat([part.weight for part in parts])
+        return Fp8Linear(HeldWeight(weight, bias, torch.cat(scales), group=parts[0].group), self._ops)

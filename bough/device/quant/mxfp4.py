@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bough.device.ops.packed import ZERO, Kind, PackedWeight, pack_groups
+from bough.device.ops.packed import DOUBLED_FP4, ZERO, Kind, PackedWeight, pack_groups
 
 Tensor = torch.Tensor
-
-DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the value of each code: a sign, two bits of exponent, one of mantissa."""
 
 GROUP = 32
 """Inputs that share an exponent."""
@@ -60,7 +57,7 @@ def pack_floats(codes: Tensor, exponents: Tensor) -> PackedWeight | None:
 
 def _doubled(codes: Tensor) -> Tensor:
     """int8, of the shape of ``codes``: twice the values, before they are scaled."""
-    return torch.tensor(DOUBLED, dtype=torch.int8, device=codes.device)[codes.int()]
+    return torch.tensor(DOUBLED_FP4, dtype=torch.int8, device=codes.device)[codes.int()]
 
 
 def _scale(exponents: Tensor) -> Tensor:

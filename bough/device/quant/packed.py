@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
 from bough.device.ops.pages import Arena
@@ -52,6 +53,7 @@ class PackedMethod:
         rounded = [a.rounded for a in self._applies if a.rounded is not None]
         alike = len(rounded) == len(self._applies) and len({a.takes for a in rounded}) == 1
         self.rounded: RoundedMethod | None = RoundedParts(rounded, self._columns) if alike else None
+        self.stored: HeldWeight | None = self._applies[0].stored if len(self._applies) == 1 else None
         self.parts: Sequence[PackedLinear] = [a.packed for a in self._applies if a.packed is not None]
 
     def apply(self, x: Tensor) -> Tensor:

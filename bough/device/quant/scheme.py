@@ -11,7 +11,7 @@ from bough.device.ops.registry import Ops
 from bough.device.quant.base import Scheme
 from bough.device.quant.blocks import pack_as_stored
 from bough.device.quant.dense import DenseScheme
-from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme
+from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme, KeptFp8Scheme
 from bough.device.quant.int4 import int4_in_groups
 from bough.device.quant.int8 import int8_in_groups, int8_per_output
 from bough.device.quant.packed import PackedScheme, pack_dense
@@ -22,8 +22,8 @@ Quantize = Literal["auto", "none", "int8", "int4", "fp8"]
 def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
     """The scheme that is asked for, on a machine with these ``features`` of its processor.
 
-    * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for; all else is as
-      "none".
+    * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for, and devices that
+      multiply 8-bit floats keep those; all else is as "none".
     * "none": the model's dtype. bfloat16 is packed for the kernels of this package, which are no slower than oneDNN at
       any number of rows; only where a processor multiplies bfloat16 in tiles (AMX), which they do not know, it is
       oneDNN's. float32 results do not depend on the batch, bit by bit.
@@ -46,4 +46,7 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
         if "amx_bf16" in features or ops.name == "triton"
         else PackedScheme(pack_dense, pack_dense, dtype, ops)
     )
-    return dense if quantize == "none" else PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)
+    if quantize == "none":
+        return dense
+    packed = PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)
+    return KeptFp8Scheme(ops, packed) if "fp8" in features and isinstance(ops, Fp8Ops) else packed

@@ -1,7 +1,8 @@
 """Compiles every kernel ahead of time, without a GPU; run in a process of its own, where Triton does not interpret.
 
-Writes one JSON object per line: kernel, architecture, bytes of shared memory, registers, bytes spilled, and how often
-instructions of interest occur. ``python -m tests.device.triton.ahead [part of a name]``.
+Writes one JSON object per line: kernel, architecture, bytes of shared memory, registers, bytes spilled, how often
+instructions of interest occur, and products of 32 bits of what was loaded.
+``python -m tests.device.triton.ahead [--every] [part of a name]``; with ``--every``, attention in all its forms.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bough.device.ops.experts import INPUTS
 from bough.device.ops.rounded import LARGEST
 from bough.device.ops.triton import attention, elementwise, experts, latent, linear, lora, merge, rope, sampling
 from bough.device.ops.triton.launch import warps
@@ -58,9 +60,10 @@ MMA = {80: "mma.sync", 90: "mma.sync"}
 WGMMA = {80: "mma.sync", 90: "wgmma"}
 
 
-def builds() -> Iterator[Build]:
+def builds(every: bool) -> Iterator[Build]:
     """What a model of the shape of Llama 3.1 8B, and a few others, launch."""
-    yield from attention_builds()
+    yield from attention_builds(FORMS if every else MODELS)
+    yield from merge_builds()
     bf16 = torch.bfloat16
     for add in (False, True):
         yield Build(
@@ -112,37 +115,59 @@ def builds() -> Iterator[Build]:
     yield from lora_builds()
 
 
-def attention_builds() -> Iterator[Build]:
-    """Both forms over head dimensions, groups, dtypes of cells, and the options of a layer."""
-    none = (False, False, False)
-    cases: list[tuple[int, int, Any, tuple[bool, bool, bool]]] = [
-        (128, 4, torch.bfloat16, none),
-        (128, 4, torch.float8_e4m3fn, none),
-        (128, 4, torch.int8, none),
-        (128, 8, torch.bfloat16, (False, True, True)),
-        (64, 3, torch.bfloat16, none),
-        (256, 2, torch.bfloat16, (True, True, False)),
-        (80, 1, torch.bfloat16, none),
-    ]
-    for dim, group, kv, (softcap, window, sinks) in cases:
+BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+
+Form = tuple[int, int, torch.dtype, torch.dtype, str]
+"""Head dimension, query heads of a key-value head, dtypes of queries and cells, options of the layer."""
+
+MODELS: list[Form] = [
+    (128, 4, BF16, BF16, ""), (128, 4, BF16, FP8, ""), (128, 4, BF16, INT8, ""),  # Llama 3.1 8B
+    (128, 7, BF16, BF16, ""), (128, 7, BF16, FP8, ""), (128, 7, BF16, INT8, ""),  # Qwen 2.5 7B
+    (128, 5, BF16, BF16, ""),  # Qwen 2.5 14B and 32B
+    (128, 8, BF16, BF16, ""),  # Llama 3.1 70B
+    (128, 3, BF16, BF16, ""),  # Llama 3.2 3B
+    (64, 8, BF16, BF16, "window sinks"),  # gpt-oss
+    (64, 3, torch.float16, torch.float16, ""),  # SmolLM2
+    (256, 2, BF16, BF16, "softcap window"), (256, 2, BF16, FP8, ""), (256, 2, BF16, INT8, ""),  # Gemma 2 and 3
+    (256, 8, BF16, BF16, ""), (256, 8, BF16, INT8, ""),  # Gemma 2B, Qwen3-Next
+    (80, 1, BF16, BF16, ""), (96, 1, BF16, BF16, ""),  # Phi 2, Phi 3 mini
+    (128, 4, torch.float32, torch.float32, ""),
+]  # fmt: skip
+
+FORMS: list[Form] = [
+    *((dim, group, BF16, cells, "") for dim in (64, 128, 256) for group in (*range(1, 9), 12, 16)
+      for cells in (BF16, INT8, FP8)),
+    *((dim, group, BF16, cells, "") for dim in (80, 96) for group in (1, 4, 7) for cells in (BF16, INT8, FP8)),
+    *((dim, group, BF16, BF16, "softcap window sinks") for dim in (64, 128, 256) for group in (1, 2, 3, 4, 7, 8)),
+    *((dim, group, torch.float32, torch.float32, "") for dim in (64, 128, 256) for group in (1, 3, 4, 8)),
+]  # fmt: skip
+
+
+def attention_builds(forms: list[Form]) -> Iterator[Build]:
+    """For rows of few new tokens and for others."""
+    for dim, group, dtype, cells, options in forms:
         for large in (False, True):
-            blocks = attention.blocks_of(group, dim, torch.bfloat16, large, kv == torch.int8)
-            options = "".join(
-                name for name, on in zip(("softcap ", "window ", "sinks "), (softcap, window, sinks)) if on
-            )
+            blocks = attention.blocks_of(group, dim, dtype, large, cells)
             yield Build(
-                f"attend {'large' if large else 'small'} D={dim} G={group} {kv} {options}".strip(),
+                " ".join(filter(None, [
+                    f"attend {'large' if large else 'small'} D={dim} G={group} {dtype} {cells}", options,
+                ])),
                 attention.attend_kernel,
-                {"q": torch.bfloat16, "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32,
-                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.float32, "out": torch.bfloat16,
+                {"q": dtype, "k": cells, "v": cells, "k_scale": torch.float32, "v_scale": torch.float32,
+                 "page_table": torch.int32, "work": torch.int32, "sinks": torch.float32, "out": dtype,
                  "partials": torch.float32, "stats": torch.float32, "table_stride": "i32", "scale": "fp32",
                  "softcap": "fp32", "window": "i32"},
                 {"KV_HEADS": 8, "GROUP": group, "DIM": dim, "BLOCK_D": triton.next_power_of_2(dim),
-                 "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": kv == torch.int8,
-                 "SOFTCAP": softcap, "WINDOW": window, "SINKS": sinks, "PRECISION": "tf32"},
-                blocks.warps, blocks.stages, odd=("table_stride",), expects=WGMMA if large else MMA,
-                architectures=(90,) if kv == torch.float8_e4m3fn else ARCHITECTURES,
+                 "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "LARGE": int(large), "QUANTIZED": cells == INT8,
+                 "SOFTCAP": "softcap" in options, "WINDOW": "window" in options, "SINKS": "sinks" in options,
+                 "PRECISION": "ieee" if dtype == torch.float32 else "tf32"},
+                blocks.warps, blocks.stages, odd=("table_stride",),
+                expects={} if dtype == torch.float32 else WGMMA if large else MMA,
+                architectures=(90,) if cells == FP8 else ARCHITECTURES,
             )  # fmt: skip
+
+
+def merge_builds() -> Iterator[Build]:
     for sinks in (False, True):
         yield Build(
             f"merge sinks={sinks}", merge.merge_kernel,
@@ -210,6 +235,39 @@ def expert_builds() -> Iterator[Build]:
                 warps, 3, odd=("top_k",), expects=MMA if rows == 16 else WGMMA,
             )  # fmt: skip
 
+    yield from quantised_expert_builds()
+
+
+def quantised_expert_builds() -> Iterator[Build]:
+    common = {"bias": BF16, "shares": torch.float32, "order": torch.int32, "starts": torch.int32, "n_in": "i32",
+              "n_out": "i32", "top_k": "i32", "alpha": "fp32", "limit": "fp32"}  # fmt: skip
+    for rows in (16, 64, 256):
+        for gated in (True, False):
+            out = {"out": BF16 if gated else torch.float32}
+            how = {"GATED": gated, "BIAS": False, "CLAMP": False}
+            block_m, block_n, block_b, warps = experts.packed_blocks(rows, gated)
+            for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
+                yield Build(
+                    f"experts bits={bits} floats={floats} group={group} gated={gated} rows={rows}",
+                    experts.packed_experts_kernel,
+                    {"x": BF16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16,
+                     "n_bytes": "i32", "n_groups": "i32", **common, **out},
+                    {"BITS": bits, "FLOATS": floats, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                     "BLOCK_B": block_b, "PRECISION": "tf32", **how},
+                    warps, 3, odd=("top_k", "n_groups"), expects=MMA if rows == 16 else WGMMA,
+                )  # fmt: skip
+            block_m, block_n, warps = experts.rounded_blocks(rows, gated)
+            for dtype, group in ((INT8, 0), (FP8, 0), (FP8, 128)):
+                yield Build(
+                    f"experts {dtype} group={group} gated={gated} rows={rows}", experts.rounded_experts_kernel,
+                    {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32,
+                     "n_blocks": "i32", **common, **out},
+                    {"INTEGERS": dtype == INT8, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                     "BLOCK_K": INPUTS, **how},
+                    warps, 3, odd=("top_k", "n_blocks"), expects=MMA if rows == 16 else WGMMA,
+                    architectures=(90,) if dtype == FP8 else ARCHITECTURES,
+                )  # fmt: skip
+
 
 def sampling_builds() -> Iterator[Build]:
     for dtype in (torch.bfloat16, torch.float32):
@@ -246,25 +304,28 @@ def linear_builds() -> Iterator[Build]:
     bf16 = torch.bfloat16
     for m in (16, 64, 256):
         block_m, block_n, block_b, warps = linear.grouped_blocks(m)
-        for bits, group in ((4, 32), (8, 32), (8, 16)):
+        for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
             yield Build(
-                f"grouped int{bits} group={group} m={m}", linear.grouped_kernel,
+                f"grouped bits={bits} floats={floats} group={group} m={m}", linear.grouped_kernel,
                 {"x": bf16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16, "bias": bf16,
                  "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_bytes": "i32", "x_stride": "i32",
                  "out_stride": "i32"},
-                {"BITS": bits, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                 "BLOCK_B": block_b, "PRECISION": "tf32"},
+                {"BITS": bits, "FLOATS": floats, "GROUP": group, "BIAS": False, "BLOCK_M": block_m,
+                 "BLOCK_N": block_n, "BLOCK_B": block_b, "PRECISION": "tf32"},
                 warps, 3, odd=("m",), expects=MMA if m == 16 else WGMMA,
             )  # fmt: skip
     for m in (16, 64, 256):
-        block_m, block_n, warps = linear.int8_blocks(m)
-        yield Build(
-            f"int8 m={m}", linear.int8_kernel,
-            {"x": torch.int8, "x_scale": torch.float32, "weight": torch.int8, "scale": torch.float32, "bias": bf16,
-             "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "out_stride": "i32"},
-            {"BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 128}, warps, 3, odd=("m",),
-            expects=MMA if m == 16 else WGMMA,
-        )  # fmt: skip
+        block_m, block_n, warps = linear.rounded_blocks(m)
+        for dtype, group in ((INT8, 0), (FP8, 128)):
+            yield Build(
+                f"rounded {dtype} m={m}", linear.rounded_kernel,
+                {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32, "bias": bf16,
+                 "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_blocks": "i32", "out_stride": "i32"},
+                {"INTEGERS": dtype == INT8, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                 "BLOCK_K": INPUTS},
+                warps, 3, odd=("m", "n_blocks"), expects=MMA if m == 16 else WGMMA,
+                architectures=(90,) if dtype == FP8 else ARCHITECTURES,
+            )  # fmt: skip
 
 
 def compile_one(build: Build, architecture: int) -> dict[str, Any]:
@@ -295,6 +356,7 @@ def compile_one(build: Build, architecture: int) -> dict[str, Any]:
         "mma.sync": ptx.count("mma.sync"),
         "cp.async": ptx.count("cp.async.c"),
         "expects": build.expects.get(architecture, ""),
+        "narrow": narrow(made.asm["ttir"]),
     }
 
 
@@ -310,9 +372,49 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {"registers": int(found[1]), "stack": int(found[2])}
 
 
+CARRIES = {"arith.addi", "arith.subi", "arith.muli", "arith.select", "arith.maxsi", "arith.minsi", "tt.splat",
+           "tt.broadcast", "tt.expand_dims"}  # fmt: skip
+"""Operations whose 32-bit results follow from what they are given."""
+
+
+def narrow(ttir: str) -> list[str]:
+    """Where an address is reckoned from a product of 32 bits with a factor that was loaded, or with a program's number
+    and an argument: a cell, a token or a row times its size may be more than 2^31, so they have to be widened first."""
+    loaded: set[str] = set()
+    programs: set[str] = set()
+    products: set[str] = set()
+    arguments = set(re.findall(r"(%\w+): i32", ttir))
+    found = []
+    for line in ttir.splitlines():
+        if "scf.for" in line:
+            pairs = re.findall(r"(%\w+) = (%\w+)", line)
+            for known in (loaded, programs, products):
+                known |= {name for name, value in pairs if value in known}
+            continue
+        made = re.match(r"\s*(%\w+) = ([\w.]+)(.*)", line)
+        if made is None:
+            continue
+        name, operation, rest = made.groups()
+        rest = rest.partition(" loc(")[0]
+        given = set(re.findall(r"%\w+", rest))
+        if operation == "tt.addptr" and given & products:
+            found.append(line.strip())
+        elif operation == "tt.get_program_id":
+            programs.add(name)
+        elif operation == "tt.load" and rest.endswith(("!tt.ptr<i32>", "!tt.ptr<i32>>")):
+            loaded.add(name)
+        elif operation in CARRIES and rest.endswith(("i32", "i32>")):
+            for known in (loaded, programs, products, arguments):
+                if given & known:
+                    known.add(name)
+            if operation == "arith.muli" and (given & loaded or (given & programs and given & arguments)):
+                products.add(name)
+    return found
+
+
 def main() -> None:
-    part = sys.argv[1] if len(sys.argv) > 1 else ""
-    for build in builds():
+    every, part = "--every" in sys.argv, next((a for a in sys.argv[1:] if not a.startswith("--")), "")
+    for build in builds(every):
         for architecture in build.architectures:
             if part in build.name:
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bough.device.ops.experts import HeldWeight
 from bough.device.ops.packed import (
     FOUR_BITS,
     PAIRED,
@@ -18,6 +19,7 @@ from bough.device.ops.packed import (
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.ops.triton.linear import fp8_linear
+from bough.device.quant.mxfp4 import pack_floats
 
 from .conftest import DEVICE
 
@@ -83,12 +85,39 @@ def test_packed_rows(ops: Ops, kind: Kind) -> None:
     assert torch.equal(out, REFERENCE.packed_rows(weight, ids, torch.float32))
 
 
-def test_fp8_linear(ops: Ops) -> None:
-    x, weight = torch.randn(5, 96).bfloat16(), torch.randn(64, 96)
-    scale = weight.abs().amax(1) / 448
-    rounded = (weight / scale[:, None]).to(torch.float8_e4m3fn)
+@pytest.mark.parametrize("group", [0, 128])
+def test_fp8_linear(ops: Ops, group: int) -> None:
+    x, weight, bias = torch.randn(5, 288).bfloat16(), torch.randn(64, 288), torch.randn(64).bfloat16()
+    held, values = fp8_weight(weight, bias, group)
     inputs = ops.round_rows(x.to(DEVICE), torch.float8_e4m3fn)
-    out = fp8_linear(inputs, rounded.to(DEVICE), scale[None].to(DEVICE), None).cpu()
+    out = fp8_linear(inputs, held).cpu()
     assert out.dtype == x.dtype
-    exact = x.double() @ (rounded.double() * scale[:, None].double()).T
+    exact = x.double() @ values.T + bias.double()
     assert (out.double() - exact).pow(2).mean().sqrt() < 0.05 * exact.pow(2).mean().sqrt()
+    rounded = inputs.data.cpu().double() * inputs.scale.cpu().double()
+    assert torch.allclose(out.double(), rounded @ values.T + bias.double(), rtol=2e-2, atol=2e-2)
+
+
+def fp8_weight(weight: Tensor, bias: Tensor | None, group: int) -> tuple[HeldWeight, Tensor]:
+    """With a scale for each output, or for each ``group`` of its inputs; and its values in float64."""
+    n_out, n_in = weight.shape
+    size = group or n_in
+    blocks = torch.nn.functional.pad(weight.float(), (0, -n_in % size)).view(n_out, -1, size)
+    scale = blocks.abs().amax(-1) / 448
+    data = (blocks / scale[..., None]).flatten(1)[:, :n_in].to(torch.float8_e4m3fn)
+    values = data.double() * scale.double().repeat_interleave(size, 1)[:, :n_in]
+    held = HeldWeight(data.to(DEVICE), None if bias is None else bias.to(DEVICE), scale.to(DEVICE), group=group)
+    return held, values
+
+
+def test_integers_that_are_4_bit_floats_take_4_bits(ops: Ops) -> None:
+    codes = torch.randint(0, 16, (33, 3, 32), dtype=torch.uint8)
+    weight = pack_floats(codes, torch.randint(120, 130, (33, 3), dtype=torch.uint8))
+    assert weight is not None and weight.kind == Kind.Q8
+    apply = ops.packed_linear(weight, None)
+    assert apply.stored is not None and apply.stored.form == "fp4" and apply.stored.weight.shape == (33, 48)
+    x = torch.randn(5, 96)
+    exact = x.double() @ unpack(weight).double().T
+    assert torch.allclose(apply(x.to(DEVICE)).cpu().double(), exact, rtol=1e-5, atol=1e-4)
+    other = make_weight(Kind.Q8, 33, 96)
+    assert ops.packed_linear(other, None).stored.form == "8"

@@ -36,15 +36,17 @@ def attend_kernel(
     items = work + tl.load(work + 3 + LARGE)
     order = work + tl.load(work + 5)
     positions = work + tl.load(work + 6)
-    line = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     inside = d < DIM
     for index in range(tl.program_id(0), n_items * KV_HEADS, tl.num_programs(0)):
         item = items + index // KV_HEADS * 6
         head = index % KV_HEADS
         table = page_table + tl.load(item).to(tl.int64) * table_stride
+        count = tl.load(item + 2)
+        # Nothing is added, which the compiler must not know: it would keep what follows from ``line`` for all items.
+        line = tl.arange(0, BLOCK_M) + tl.minimum(count, 0)
         at = tl.load(item + 1) + line // GROUP
-        held = line // GROUP < tl.load(item + 2)
+        held = line // GROUP < count
         first, last = tl.load(item + 3), tl.load(item + 4)
         partial = tl.load(item + 5)
         if WINDOW:
@@ -117,24 +119,25 @@ class Blocks:
     stages: int
 
 
-def blocks_of(group: int, dim: int, dtype: torch.dtype, large: bool, quantized: bool = False) -> Blocks:
+def blocks_of(group: int, dim: int, dtype: torch.dtype, large: bool, cells: torch.dtype) -> Blocks:
     """The constants for ``group`` query heads to a key-value head of ``dim`` numbers; ``m`` does not depend on
-    ``quantized``, which says that cells have scales.
+    ``cells``, the dtype of the KV.
 
     Small tiles wait for memory: two blocks of keys are under way, which takes five stages, as their addresses are
-    loaded first. Large ones multiply: as many queries as registers hold.
+    loaded first. Large ones multiply: as many queries as registers hold, beside what cells are widened with.
     """
     wide = next_power(dim) * dtype.itemsize
     if not large:
         return Blocks(max(16, next_power(group)), 64 if wide <= 256 else 32, 4, 5 if wide <= 256 else 3)
     most = 128 if wide <= 256 else 64
-    return Blocks(max(most, next_power(group)), 32 if quantized or wide > 512 else 64, 8, 2 if quantized else 3)
+    few = wide > 256 or cells == torch.int8
+    return Blocks(max(most, next_power(group)), 32 if few else 64, 8, 2 if few and cells.itemsize == 1 else 3)
 
 
 def tiles_of(n_heads: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Tiles:
     """Tokens that the tiles of a model with these heads hold."""
     group = n_heads // n_kv_heads
-    small, large = (blocks_of(group, dim, dtype, kind).m // group for kind in (False, True))
+    small, large = (blocks_of(group, dim, dtype, kind, dtype).m // group for kind in (False, True))
     return Tiles(small, large)
 
 
@@ -181,7 +184,7 @@ def attend(
     for large, n_items in ((False, sizes.small), (True, sizes.large)):
         if n_items == 0:
             continue
-        blocks = blocks_of(group, dim, q.dtype, large, isinstance(k_cache, QuantizedCells))
+        blocks = blocks_of(group, dim, q.dtype, large, k.dtype)
         attend_kernel[(min(n_items * n_kv_heads, resident(q.device)),)](
             q, k, v, k_scale, v_scale, page_table, work, sinks, out, partials, stats,
             page_table.stride(0), scoring.scale, scoring.softcap, scoring.window,

@@ -100,11 +100,14 @@ class TritonOps:
         return None
 
     def experts(self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None) -> ExpertsOp | None:
-        """Of weights in the model's dtype, which it moves together."""
-        dense = [part.dense for part in experts if part.dense is not None]
-        if len(dense) < len(experts):
+        """Of weights that are held alike, which it moves together."""
+        stored = [part.stored for part in experts if part.stored is not None]
+        if len(stored) < len(experts):
             return None
-        return GroupedExperts([part[0] for part in dense], [part[1] for part in dense], sizes, clamp)
+        gate_up, down = [part[0] for part in stored], [part[1] for part in stored]
+        if not all(parts[0].alike(part) for parts in (gate_up, down) for part in parts):
+            return None
+        return GroupedExperts(gate_up, down, sizes, clamp)
 
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
         return TritonLora(self.linear, sizes, n_places, dtype, self._device)
