@@ -1,7 +1,8 @@
 """Paged attention of the kernels that this machine uses, beside gathering the cells and torch's own attention.
 
-    python benchmarks/attention.py --output benchmarks/results/attention.json
+    python benchmarks/attention.py [--parts decode,dtypes] --output benchmarks/results/attention.json
 
+A run of some parts keeps what the file has of the others.
 Times are medians in microseconds of one layer; layers rotate over more memory than the caches hold, as in a model.
 ``gbs`` counts the KV that a row has to read (once for all that share it), ``gflops`` what causality leaves to compute.
 """
@@ -25,12 +26,12 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.models.base import CacheSpec, KVShape
-from bough.worker.build import KV_DTYPES
 from bough.worker.kv_pool import KVPool
 
 Tensor = torch.Tensor
 
 HEADS = {"smollm2-135m": (9, 3, 64), "llama-1b": (32, 8, 64), "llama-8b": (32, 8, 128)}
+SMALL = HEADS["smollm2-135m"]
 ROTATED_BYTES = 128 << 20
 
 
@@ -122,7 +123,7 @@ class Bench:
         }
 
 
-def measure(problem: Problem, ops: Ops, seconds: float, gather: bool = True) -> dict[str, Any]:
+def measure(problem: Problem, gather: bool, ops: Ops, seconds: float) -> dict[str, Any]:
     bench = Bench(problem, ops)
     found: dict[str, Any] = {
         "heads": list(problem.heads), "rows": problem.n_rows, "length": problem.length, "new": problem.new,
@@ -143,27 +144,51 @@ def measure(problem: Problem, ops: Ops, seconds: float, gather: bool = True) -> 
     return found
 
 
+def decode() -> list[tuple[Problem, bool]]:
+    cases = [(Problem(SMALL, b, t), True) for b in (1, 4, 16, 64) for t in (256, 1024, 4096) if b * t < 2e5]
+    return cases + [(Problem(heads, b, 2048), True) for heads in list(HEADS.values())[1:] for b in (1, 8)]
+
+
+def dtypes() -> list[tuple[Problem, bool]]:
+    """The same problems with every type of cells."""
+    shapes = [(SMALL, 1, 256, 1), (SMALL, 16, 300, 1), (SMALL, 16, 1024, 1), (HEADS["llama-8b"], 8, 2048, 1)]
+    shapes += [(SMALL, 1, 512, 512), (SMALL, 1, 2048, 2048), (HEADS["llama-8b"], 1, 2048, 512)]
+    return [
+        (Problem(heads, b, t, new, kv_dtype=kv_dtype), False)
+        for heads, b, t, new in shapes
+        for kv_dtype in (torch.bfloat16, torch.float16, torch.int8)
+    ]
+
+
+def extend() -> list[tuple[Problem, bool]]:
+    cases = [(Problem(SMALL, 1, n, n), True) for n in (256, 512, 2048)]
+    cases += [(Problem(SMALL, 1, 2048, n), True) for n in (16, 128, 512)]
+    return [*cases, (Problem(HEADS["llama-8b"], 1, 2048, 512), True)]
+
+
+def cascade() -> list[tuple[Problem, bool]]:
+    return [(Problem(SMALL, b, 1580, 1, 1500), False) for b in (2, 4, 16, 64)]
+
+
+PARTS = {"decode": decode, "dtypes": dtypes, "extend": extend, "cascade": cascade}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
+    parser.add_argument("--parts", default=",".join(PARTS), help="some of them: a whole run takes three minutes")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
-    ops, s = resolve_ops("auto"), arguments.seconds
-    small = HEADS["smollm2-135m"]
-    decode = [measure(Problem(small, b, t), ops, s) for b in (1, 4, 16, 64) for t in (256, 1024, 4096) if b * t < 2e5]
-    decode += [measure(Problem(heads, b, 2048), ops, s) for heads in list(HEADS.values())[1:] for b in (1, 8)]
-    decode += [measure(Problem(small, 16, 1024, kv_dtype=t), ops, s, False) for t in KV_DTYPES.values()]
-    extend = [measure(Problem(small, 1, n, n), ops, s) for n in (256, 512, 2048)]
-    extend += [measure(Problem(small, 1, 2048, n), ops, s) for n in (16, 128, 512)]
-    extend += [measure(Problem(HEADS["llama-8b"], 1, 2048, 512), ops, s)]
-    cascade = [measure(Problem(small, b, 1580, 1, 1500), ops, s, False) for b in (2, 4, 16, 64)]
-    result = {
-        "benchmark": "attention", "machine": facts(), "kernels": ops.reason, "threads": arguments.threads,
-        "decode": decode, "extend": extend, "cascade": cascade,
-    }  # fmt: skip
+    ops = resolve_ops("auto")
+    result: dict[str, Any] = {"benchmark": "attention", "machine": facts(), "kernels": ops.reason}
+    if arguments.output is not None and arguments.output.exists():
+        result = json.loads(arguments.output.read_text()) | result
+    result["threads"] = arguments.threads
+    for part in arguments.parts.split(","):
+        result[part] = [measure(*case, ops, arguments.seconds) for case in PARTS[part]()]
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -3,7 +3,8 @@
     python benchmarks/linear.py [--output FILE] [--threads N] [--rows LIST] [--shapes LIST] [--kinds LIST]
 
 Each figure is the fastest of repeated calls; the calls take turns over copies of the weight that together exceed the
-last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row.
+last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run
+of some shapes or kinds keeps what the file has of the others.
 """
 
 from __future__ import annotations
@@ -143,6 +144,9 @@ def main() -> None:
         results = measure(arguments.shapes.split(","), arguments.kinds.split(","), rows)
         found_after = limits()
     if arguments.output:
+        done = {(r["shape"], r["kind"]) for r in results}
+        before = json.loads(arguments.output.read_text())["results"] if arguments.output.exists() else []
+        results = [r for r in before if (r["shape"], r["kind"]) not in done] + results
         whole = {"benchmark": "linear", "machine": facts(), "threads": arguments.threads, "limits": found,
                  "limits_after": found_after, "results": results}  # fmt: skip
         arguments.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -67,7 +67,9 @@ class TimedLinear:
 
     def __init__(self, ops: Timed, call: Any, name: str) -> None:
         self._ops, self._call, self._name = ops, call, name
-        self.packed = call.packed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
 
     def __call__(self, *arguments: Any) -> Any:
         return self._ops.timed(self._name, self._call, arguments)

@@ -20,12 +20,15 @@ tools is told of them in the system message.
   `date-time`, `hostname`, `uuid`, `ipv4`, `email`, `uri`) and lengths hold for them too. What cannot be enforced is a
   400 that names the keyword.
 - What looks like a call and cannot be read stays in the content as it was written; `parse_error` of the choice says
-  why. Arguments that are not a JSON object come as the model wrote them, with the same field.
+  why. Arguments that are not a JSON object come as the model wrote them, with the same field. Responses, Anthropic's
+  messages and Ollama's answers have it too; where their arguments must be an object, it is `{"raw_arguments": text}`.
+  Where a request allows one call, it also names a further one that was left out.
 - Reasoning is reported as `reasoning_content` and `reasoning`; `separate_reasoning: false` leaves it in the content,
   `stream_reasoning: false` sends it in one piece, `include_reasoning: false` drops it. Its tokens are counted in
   `usage.completion_tokens_details.reasoning_tokens`. `--reasoning-parser` names the format where the template does not
   tell it.
-- Past calls may have their arguments as text or as an object; the template gets what it takes.
+- Past calls may have their arguments as text or as an object; the template gets what it takes, and of
+  what is no JSON object `{"raw_arguments": text}`: a conversation goes on behind a call that went wrong.
 - `/parse_function_call` and `/separate_reasoning` parse a text that was generated elsewhere.
 
 A family is one description in `bough/text/tools/families.py`; parser, grammar and the writing of past calls follow

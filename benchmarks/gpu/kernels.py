@@ -19,11 +19,10 @@ from bough.device.attention.triton import TritonAttention
 from bough.device.attention.work import HostBatch
 from bough.device.ops.experts import ExpertParts, HeldWeight
 from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.packed import Kind
 from bough.device.ops.sampling import Draws
 from bough.device.ops.triton.ops import TritonOps
 from bough.device.quant.fp8 import Fp8Linear, round_outputs
-from bough.device.quant.int4 import int4_in_groups
-from bough.device.quant.int8 import int8_per_output
 
 Tensor = torch.Tensor
 
@@ -51,19 +50,6 @@ class World:
 
     def ints(self, values: Any) -> Tensor:
         return torch.as_tensor(np.asarray(values, np.int32), device=self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """A :class:`bough.device.quant.base.Parameter` that is there already."""
-
-    weight: Tensor
-
-    def dense(self) -> Tensor:
-        return self.weight
-
-    def blocks(self) -> None:
-        return None
 
 
 def cases(world: World) -> Iterator[Case]:
@@ -131,11 +117,10 @@ def linears(world: World) -> Iterator[Case]:
     shape = TINY if world.tiny else LLAMA_8B
     n_in, n_out = shape.hidden_size, 2 * shape.intermediate_size
     weight = world.randn(n_out, n_in) * 0.02
-    held = _Held(weight)
     ways: list[tuple[str, Callable[[Tensor], Tensor], float]] = [
         ("bf16", world.ops.linear(weight, None), 2.0),
-        ("int8 (W8A8)", world.ops.packed_linear(int8_per_output(held), None), 1.0),
-        ("int4 (W4A16)", world.ops.packed_linear(int4_in_groups(held), None), 0.625),
+        ("int8 (W8A8)", world.ops.packed_linear(world.ops.quantise(Kind.INT8, weight), None), 1.0),
+        ("int4 (W4A16)", world.ops.packed_linear(world.ops.quantise(Kind.Q4_MIN, weight), None), 0.625),
     ]
     if torch.float8_e4m3fn in rounded_to(world):
         ways.append(("fp8", Fp8Linear(round_outputs(weight, None), world.ops).apply, 1.0))

@@ -188,8 +188,12 @@ def _number(name: str, value: float, low: float, high: float, *, open_low: bool 
         raise InvalidRequest(f"{name} must be a finite number", param=name)
     if not low <= value <= high or (open_low and value == low):
         bracket = "(" if open_low else "["
-        shown = f", not {value:g}" if abs(value) < 2 * INT64 else ""
-        raise InvalidRequest(f"{name} must be in {bracket}{low:g}, {high:g}]{shown}", param=name)
+        shown = f", not {_shown(value)}" if abs(value) < 2 * INT64 else ""
+        raise InvalidRequest(f"{name} must be in {bracket}{_shown(low)}, {_shown(high)}]{shown}", param=name)
+
+
+def _shown(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _count(name: str, values: Collection[object], most: int) -> None:

@@ -155,6 +155,7 @@ class Response(msgspec.Struct, kw_only=True):
     system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_text: str | UnsetType = UNSET
     warnings: list[str] | UnsetType = UNSET
     metadata: dict[str, str] | UnsetType = UNSET
     program: dict[str, Any] | UnsetType = UNSET

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
@@ -23,7 +24,7 @@ from bough.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from bough.server.auth import Keyring
 from bough.server.chat import chat
 from bough.server.completions import completions
-from bough.server.dialect import ANTHROPIC, OLLAMA, OPENAI, Dialect
+from bough.server.dialect import ANTHROPIC, OLLAMA, OPENAI, Dialect, dialect_of
 from bough.server.errors import MethodNotAllowed, retry_headers
 from bough.server.files.batch import BatchRequest
 from bough.server.files.batches import Batches
@@ -39,6 +40,7 @@ from bough.server.ollama.schema import (
     OllamaGenerateRequest,
     OllamaShowRequest,
 )
+from bough.server.paging import PAGED
 from bough.server.parsing import parse_function_call, separate_reasoning
 from bough.server.pooling.handlers import classify, classify_native, embeddings, encode
 from bough.server.pooling.ranking import rerank, score
@@ -60,6 +62,7 @@ logger = logging.getLogger("bough.server")
 
 BATCHED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 """Endpoints that batches may name, as far as this server has them."""
+_FOLLOWED = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"}}
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -104,6 +107,18 @@ class Edge:
                 _log(scope, status, time.perf_counter() - started)
 
 
+class _Cors(CORSMiddleware):
+    """Refuses in the one shape of errors."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code < 400:
+            return response
+        kept = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        body = OPENAI.error(InvalidRequest(bytes(response.body).decode()))
+        return Response(body, response.status_code, kept, "application/json")
+
+
 def _log(scope: Scope, status: int, seconds: float) -> None:
     """One line for a request that is over; nothing that the client wrote but a harmless id. Probes are left out."""
     route, state = scope.get("route"), scope["state"]
@@ -134,7 +149,7 @@ def create_app(service: Service) -> ASGIApp:
     install(app, _table(service, app), keys.admit)
     if service.config.serve.cors_origin:
         app.add_middleware(
-            CORSMiddleware, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
+            _Cors, allow_origins=service.config.serve.cors_origin, allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",), expose_headers=("x-request-id", "openai-processing-ms", "retry-after"),
         )  # fmt: skip
     app.add_exception_handler(BoughError, _on_error)
@@ -181,17 +196,17 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         post(("/detokenize", "/v1/detokenize"), "user", schema.DetokenizeRequest, info.detokenize),
         post(("/abort_request",), "user", schema.AbortRequest, info.abort_request),
         post(("/v1/responses",), "user", ResponsesRequest, replies.create),
-        RouteSpec(("/v1/responses/{response_id}",), ("GET",), "user", replies.retrieve),
+        RouteSpec(("/v1/responses/{response_id}",), ("GET",), "user", replies.retrieve, query=_FOLLOWED),
         RouteSpec(("/v1/responses/{response_id}",), ("DELETE",), "user", replies.delete),
         RouteSpec(("/v1/responses/{response_id}/cancel",), ("POST",), "user", replies.cancel),
-        RouteSpec(("/v1/responses/{response_id}/input_items",), ("GET",), "user", replies.items),
+        RouteSpec(("/v1/responses/{response_id}/input_items",), ("GET",), "user", replies.items, query=PAGED),
         RouteSpec(("/v1/files",), ("POST",), "user", files.upload),
-        RouteSpec(("/v1/files",), ("GET",), "user", files.listing),
+        RouteSpec(("/v1/files",), ("GET",), "user", files.listing, query=PAGED | {"purpose": {"type": "string"}}),
         RouteSpec(("/v1/files/{file_id}",), ("GET",), "user", files.retrieve),
         RouteSpec(("/v1/files/{file_id}",), ("DELETE",), "user", files.delete),
         RouteSpec(("/v1/files/{file_id}/content",), ("GET",), "user", files.content),
         post(("/v1/batches",), "user", BatchRequest, batches.create),
-        RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing),
+        RouteSpec(("/v1/batches",), ("GET",), "user", batches.listing, query=PAGED),
         RouteSpec(("/v1/batches/{batch_id}",), ("GET",), "user", batches.retrieve),
         RouteSpec(("/v1/batches/{batch_id}/cancel",), ("POST",), "user", batches.cancel),
         post(("/v1/load_lora_adapter",), "admin", schema.LoadAdapterRequest, adapters.load),
@@ -206,7 +221,9 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
         RouteSpec(("/v1/models/{model:path}",), ("GET",), "user", about.model),
         RouteSpec(("/get_model_info", "/model_info"), ("GET",), "user", about.model_info),
         RouteSpec(("/server_info", "/get_server_info"), ("GET",), "admin", about.server_info),
-        RouteSpec(("/flush_cache",), ("GET", "POST"), "admin", about.flush_cache),
+        RouteSpec(
+            ("/flush_cache",), ("GET", "POST"), "admin", about.flush_cache, query={"timeout": {"type": "number"}}
+        ),
         RouteSpec(("/health", "/livez"), ("GET",), "public", about.health),
         RouteSpec(("/readyz", "/health_generate"), ("GET",), "public", about.readyz),
         RouteSpec(("/metrics",), ("GET",), "public", about.metrics),
@@ -242,7 +259,7 @@ def _table(service: Service, app: FastAPI) -> list[RouteSpec]:
 
 
 def _respond(request: Request, error: BoughError) -> Response:
-    dialect: Dialect = getattr(request.scope.get("route"), "dialect", OPENAI)
+    dialect: Dialect = getattr(request.scope.get("route"), "dialect", None) or dialect_of(request.url.path)
     response = Response(dialect.error(error), error.status, media_type="application/json")
     response.raw_headers += retry_headers(error)
     return response

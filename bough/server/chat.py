@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType, structs
@@ -166,16 +166,31 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     asked, options = options.constraint, shape.options(options)
     own = own_names(body) if options.constraint is asked else use.own_names(field_of(body))
     service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
+    prompt_text = call.engine.tokenizer.decode(ids, skip_special=False) if body.return_prompt_text else UNSET
     envelope = Response(
         id=response_id,
         object="chat.completion.chunk" if body.stream else "chat.completion",
         created=int(time.time()),
         model=options.namespace.adapter or service.model_name,
         choices=[],
+        prompt_text=prompt_text,
         **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    return _Job(call, ids, options, envelope, names, top, _echo(body), [shape.reply() for _ in range(options.n)], own)
+    replies = [shape.reply() for _ in range(options.n)]
+    return _Job(call, ids, options, envelope, names, top, _echo(body), replies, _own_names(body, own))
+
+
+@contextmanager
+def _own_names(body: ChatRequest, of_constraint: AbstractContextManager[None]) -> Iterator[None]:
+    """Has errors name the field that the client set, of the length as of the constraint."""
+    try:
+        with of_constraint:
+            yield
+    except InvalidRequest as error:
+        if error.param == "max_tokens" and body.max_completion_tokens is not None:
+            error.param = "max_completion_tokens"
+        raise
 
 
 async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
@@ -268,18 +283,16 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
     continuous = include_usage and options is not None and bool(options.continuous_usage_stats)
     if include_usage:
         envelope.usage = None
+    if body.return_token_ids or body.return_prompt_token_ids:
+        envelope.prompt_token_ids = job.ids
     async with aclosing(_pieces(job, body)) as pieces:
         async for choices in pieces:
             if continuous:
                 envelope.usage = job.usage()
-            if (body.return_token_ids or body.return_prompt_token_ids) and job.head:
-                envelope.prompt_token_ids = job.ids
-                head = _events(envelope, choices[: job.options.n])
-                envelope.prompt_token_ids = UNSET
-                yield head + _events(envelope, choices[job.options.n :])
-            else:
-                yield _events(envelope, choices)
-            job.head = False
+            n = job.options.n if job.head else 0
+            head = _events(envelope, choices[:n])
+            job.head, envelope.prompt_token_ids, envelope.prompt_text = False, UNSET, UNSET
+            yield head + _events(envelope, choices[n:])
     if include_usage:
         envelope.usage = job.usage()
         envelope.choices = []

@@ -96,10 +96,9 @@ class _Job:
 
 
 async def completions(call: Call, body: CompletionRequest) -> Answer:
-    _check(body)
     service, engine = call.service, call.engine
+    n = _check(body, service)
     service.check_model(body.model)
-    n = at_least_one("n", body.n, service.limits.n)
     given = split_prompt(body.prompt, service.limits)
     if len(given) * n > service.limits.sequences:
         raise InvalidRequest(
@@ -115,7 +114,7 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     program = program_of(call.program, body.program)
     options = []
     for prompt, rid in zip(prompts, rids, strict=True):
-        made = openai_options(service, engine, body, _lengths(service, body, prompt), rid, program)
+        made = replace(openai_options(service, engine, body, _lengths(service, body, prompt), rid, program), n=n)
         if body.add_special_tokens is not False:
             made = replace(made, prompt_text=prompt.text)
         options.append(thoughtful(made, body, call, prompt.ids))
@@ -132,26 +131,55 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
     return _stream(job) if body.stream else await _complete(job)
 
 
-def _check(body: CompletionRequest) -> None:
+def _check(body: CompletionRequest, service: Service) -> int:
+    """How many sequences a prompt has, of which some may only be candidates. Raises InvalidRequest."""
     refuse_unsupported(body, UNSUPPORTED_COMPLETION)
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise InvalidRequest("best_of must equal n; choosing the best of more is not supported", param="best_of")
+    n = at_least_one("n", body.n, service.limits.n)
+    best_of = n if body.best_of is None else at_least_one("best_of", body.best_of, service.limits.n)
+    if best_of < n:
+        raise InvalidRequest(f"best_of must be at least n, which is {n}, not {best_of}", param="best_of")
+    if best_of > n and body.stream:
+        raise InvalidRequest(
+            "the best of several can only be chosen when all are there, not in a stream", param="best_of"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs are not available in streams", param="prompt_logprobs")
+    return best_of
 
 
 def _lengths(service: Service, body: CompletionRequest, prompt: PromptIds) -> Lengths:
     max_tokens = body.max_tokens
     if max_tokens is None:
         max_tokens = default_max_tokens(DEFAULT_MAX_TOKENS, len(prompt.ids), service)
+    logprobs = body.logprobs
+    if logprobs is None and body.best_of is not None and body.best_of > (body.n or 1):
+        logprobs = 0  # by which the best are chosen
     wanted = [k for k in (body.prompt_logprobs, body.logprobs if body.echo else None) if k is not None]
     if wanted:
-        return Lengths(max_tokens, body.logprobs, max(wanted))
+        return Lengths(max_tokens, logprobs, max(wanted))
     if max_tokens == 0:  # a forward over the prompt that reports nothing
-        return Lengths(0, body.logprobs, 0, len(prompt.ids))
-    return Lengths(max_tokens, body.logprobs, None)
+        return Lengths(0, logprobs, 0, len(prompt.ids))
+    return Lengths(max_tokens, logprobs, None)
+
+
+def _best(job: _Job) -> list[_Choice]:
+    """Of each prompt's candidates the n whose tokens are the likeliest on average, the best first."""
+    candidates, n = job.options[0].n, job.body.n or 1
+    if candidates == n:
+        return job.choices
+    found: list[_Choice] = []
+    for first in range(0, len(job.choices), candidates):
+        ranked = sorted(job.choices[first : first + candidates], key=_mean_logprob, reverse=True)
+        found += ranked[:n]
+    for index, choice in enumerate(found):
+        choice.index = index
+    return found
+
+
+def _mean_logprob(choice: _Choice) -> float:
+    return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
 
 async def _complete(job: _Job) -> bytes:
@@ -164,7 +192,7 @@ async def _complete(job: _Job) -> bytes:
                 choice.tokens += chunk.tokens
                 choice.logprobs += chunk.logprobs or ()
     answers = []
-    for choice in job.choices:
+    for choice in _best(job):
         assert choice.finish is not None
         answer = _answer(job, choice, "".join(choice.texts), choice.tokens, choice.logprobs, choice.finish)
         if body.return_token_ids or body.return_prompt_token_ids:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bough.base.errors import BoughError
@@ -34,16 +35,49 @@ _ANTHROPIC_TYPES = {
 }  # fmt: skip
 
 
+_ANTHROPIC_FIELDS = {
+    "max_completion_tokens": "max_tokens", "response_format.json_schema": "output_config.format",
+    "response_format.": "output_config.format.",
+}  # fmt: skip
+_OLLAMA_FIELDS = {
+    "max_completion_tokens": "options.num_predict", "max_tokens": "options.num_predict",
+    "response_format.json_schema": "format", "response_format.": "format.",
+    "repetition_penalty": "options.repeat_penalty",
+    **{name: f"options.{name}" for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop",
+                                            "presence_penalty", "frequency_penalty")},
+}  # fmt: skip
+"""Fields of chat completions -> those of the API that they came from; a field that was refused keeps its name."""
+
+
+def renamed(message: str, fields: Mapping[str, str]) -> str:
+    """``message`` about a chat, as one about the ``fields`` that it was made from.
+
+    A name that is an ordinary word is one where the message begins with it, or where a path follows it; of messages
+    the number is left out, which was counted in the chat.
+    """
+    for name, own in fields.items():
+        edge = r"(?<![\w.])" if "_" in name else r"(?:(?<![\w.])(?=\w+[.\[])|^)"
+        path = "" if name.endswith(".") else r"\b(?:\[\d+\]|\.json_schema)?(?:\.schema)?"
+        message = re.sub(f"{edge}{re.escape(name)}{path}", own, message)
+    return message
+
+
 def _anthropic(error: BoughError) -> bytes:
     other = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _ANTHROPIC_TYPES.get(error.status, other)
-    return encode_json({"type": "error", "error": {"type": kind, "message": error.message}})
+    message = renamed(error.message, _ANTHROPIC_FIELDS).replace("].function.parameters", "].input_schema")
+    return encode_json({"type": "error", "error": {"type": kind, "message": message.replace("].function.", "].")}})
 
 
 def _ollama(error: BoughError) -> bytes:
-    return encode_json({"error": error.message})
+    return encode_json({"error": renamed(error.message, _OLLAMA_FIELDS)})
 
 
 OPENAI = Dialect(error_body, lambda error: error_event(error) + DONE)
 ANTHROPIC = Dialect(_anthropic, lambda error: b"event: error\ndata: %b\n\n" % _anthropic(error))
 OLLAMA = Dialect(_ollama, lambda error: _ollama(error) + b"\n", LINES)
+
+
+def dialect_of(path: str) -> Dialect:
+    """How whoever asks for ``path``, which is no route, would have been answered there."""
+    return ANTHROPIC if path.startswith("/v1/messages") else OLLAMA if path.startswith("/api/") else OPENAI

@@ -120,9 +120,14 @@ def error_event(error: BoughError) -> bytes:
 
 
 def retry_headers(error: BoughError) -> list[tuple[bytes, bytes]]:
-    """``Retry-After`` (whole seconds, at least 1) for the statuses that clients retry; how to send a key for 401."""
+    """``Retry-After`` (whole seconds, at least 1) for the statuses that clients retry; how to send a key for 401.
+
+    Clients also retry 408, where a request whose own time is over would only run again.
+    """
     if error.status == 401:
         return [(b"www-authenticate", b"Bearer")]
+    if error.status == 408 and not isinstance(error, BodyTimeout):
+        return [(b"x-should-retry", b"false")]
     if error.status not in (429, 503):
         return []
     seconds = getattr(error, "retry_after", 1.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+import msgspec
 
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
@@ -46,7 +47,7 @@ def _normalise(message: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """``message`` with its calls checked, among them the single one of the older ``function_call``."""
+    """``message`` with its calls checked and their arguments as objects; that of the older ``function_call`` too."""
     if (old := message.get("function_call")) is not None:
         message = {key: value for key, value in message.items() if key != "function_call"}
         message["tool_calls"] = [{"id": "call_0", "type": "function", "function": old}]
@@ -55,23 +56,31 @@ def _with_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
         return message
     if not isinstance(calls, list):
         raise InvalidRequest(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
+    made = []
     for i, call in enumerate(calls):
         at = f"{where}.tool_calls[{i}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequest(f"{at} must be a function with a name", param=at)
-        if not _is_object(function.get("arguments")):
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = arguments_of(arguments)
+        if not isinstance(arguments, dict):
             raise InvalidRequest(f"{at}.function.arguments must be the JSON of an object", param=f"{at}.function")
-    return message
+        made.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": made}
 
 
-def _is_object(arguments: Any) -> bool:
-    if isinstance(arguments, str) and arguments.strip():
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return False
-    return isinstance(arguments, dict) or not arguments
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call; of one that was cut off or that the model wrote badly, their text.
+
+    What was answered so is also how it is read again: nobody's conversation ends with a call that went wrong.
+    """
+    try:
+        found = msgspec.json.decode(text if text.strip() else "{}")
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {"raw_arguments": text}
 
 
 def _text_only(content: Any, where: str) -> str | list[dict[str, str]]:

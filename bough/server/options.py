@@ -52,19 +52,21 @@ def at_least_one(name: str, value: int | None, most: int) -> int:
     return value
 
 
-def split_prompt(prompt: str | Sequence[int | str | list[int]], limits: Limits) -> list[str | list[int]]:
-    """The single prompts of a prompt field, in order. Raises InvalidRequest for mixtures and empty lists."""
+def split_prompt(
+    prompt: str | Sequence[int | str | list[int]], limits: Limits, param: str = "prompt"
+) -> list[str | list[int]]:
+    """The single prompts of the field ``param``, in order. Raises InvalidRequest for mixtures and empty lists."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidRequest("prompt is empty", param="prompt")
+        raise InvalidRequest(f"{param} is empty", param=param)
     kinds = {type(item) for item in prompt}
     if kinds == {int}:
         return [[item for item in prompt if isinstance(item, int)]]
     if len(kinds) > 1:
-        raise InvalidRequest("prompt must be text, ids, a list of texts or a list of lists of ids", param="prompt")
+        raise InvalidRequest(f"{param} must be text, ids, a list of texts or a list of lists of ids", param=param)
     if len(prompt) > limits.batch_prompts:
-        raise InvalidRequest(f"at most {limits.batch_prompts} prompts are allowed in one request", param="prompt")
+        raise InvalidRequest(f"at most {limits.batch_prompts} prompts are allowed in one request", param=param)
     return [item for item in prompt if not isinstance(item, int)]
 
 

@@ -9,6 +9,11 @@ from fastapi import Request
 
 from bough.base.errors import InvalidRequest
 
+PAGED: dict[str, Any] = {
+    "limit": {"type": "integer"}, "after": {"type": "string"}, "order": {"enum": ["asc", "desc"]},
+}  # fmt: skip
+"""What :func:`page` reads of the query."""
+
 
 def integer(request: Request, name: str, default: int, least: int, most: int) -> int:
     """A query parameter. Raises InvalidRequest outside [least, most]."""
@@ -24,7 +29,10 @@ def integer(request: Request, name: str, default: int, least: int, most: int) ->
 
 def page(request: Request, entries: Sequence[dict[str, Any]], *, default: int, most: int) -> dict[str, Any]:
     """The page of ``entries``, which are in ascending order and have ids, that ``request`` asks for."""
-    found = list(entries) if request.query_params.get("order", "desc") == "asc" else list(reversed(entries))
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order must be asc or desc", param="order")
+    found = list(entries) if order == "asc" else list(reversed(entries))
     if (after := request.query_params.get("after")) is not None:
         ids = [entry["id"] for entry in found]
         if after not in ids:

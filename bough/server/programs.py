@@ -50,11 +50,16 @@ def cache_lease(body: ChatRequest) -> Lease | None:
     """The lease that OpenAI's ``prompt_cache_key``, ``prompt_cache_options`` and ``prompt_cache_retention`` ask for.
 
     Anthropic's ``cache_control`` arrives as the options. A key alone asks for as long as prompts are kept in memory
-    there. Raises InvalidRequest for a time to live that is none.
+    there. Raises InvalidRequest for a time to live that is none, and for a comparison with another response.
     """
-    ttl: Any = (body.prompt_cache_options or {}).get("ttl")
+    options, param = body.prompt_cache_options or {}, "prompt_cache_options"
+    if options.get("comparison_response_id"):
+        raise InvalidRequest(
+            "comparison_response_id is not supported: usage says how many tokens came from the cache", param=param
+        )
+    ttl: Any = options.get("ttl")
     if ttl is None and body.prompt_cache_retention not in (None, *_IN_MEMORY):
-        ttl = body.prompt_cache_retention
+        ttl, param = body.prompt_cache_retention, "prompt_cache_retention"
     if ttl is None and body.prompt_cache_key is not None:
         ttl = KEY_SECONDS
     if ttl is None:
@@ -63,9 +68,7 @@ def cache_lease(body: ChatRequest) -> Lease | None:
         return Lease(ttl=float(ttl[:-1]) * _UNITS[ttl[-1]])
     if isinstance(ttl, int | float) and not isinstance(ttl, bool):
         return Lease(ttl=float(ttl))
-    raise InvalidRequest(
-        "the time to live of a cached prompt is seconds, or like 5m or 1h", param="prompt_cache_options"
-    )
+    raise InvalidRequest("the time to live of a cached prompt is seconds, or like 5m or 1h", param=param)
 
 
 def granted(grant: Grant) -> dict[str, Any]:

@@ -91,7 +91,10 @@ class Reply:
                 if self.trouble is None and (index is None or self._reported(index)):
                     self.trouble = reason
                 return None
-            case CallStart() if self._reported(event.index):
+            case CallStart() if not self._reported(event.index):
+                self.trouble = self.trouble or f"the request allows one call; another, of {event.name!r}, was left out"
+                return None
+            case CallStart():
                 self.calls += 1
                 function = FunctionDelta(event.name, "")
                 if self.legacy:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -29,7 +29,11 @@ Guard = Callable[[Connection, Scope], object]
 
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
-    """One endpoint under all its paths. ``body`` is the type that its JSON must have, for the OpenAPI document."""
+    """One endpoint under all its paths.
+
+    For the OpenAPI document: ``body`` is the type that its JSON must have, ``query`` has the JSON Schemas of what may
+    stand behind the question mark.
+    """
 
     paths: tuple[str, ...]
     methods: tuple[str, ...]
@@ -37,6 +41,7 @@ class RouteSpec:
     endpoint: Callable[[Request], Awaitable[Response]]
     body: Any = None
     dialect: Dialect = OPENAI
+    query: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ScopedRoute(APIRoute):
@@ -57,7 +62,7 @@ def install(app: FastAPI, specs: Sequence[RouteSpec], guard: Guard) -> None:
     for spec in specs:
         for path in spec.paths:
             for method in spec.methods:
-                extra: dict[str, Any] = {"parameters": _path_parameters(path)}
+                extra: dict[str, Any] = {"parameters": [*_path_parameters(path), *_query_parameters(spec.query)]}
                 if spec.body is not None:
                     extra["requestBody"] = _request_body(spec.body, schemas)
                 route = ScopedRoute(
@@ -84,6 +89,10 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     """The OpenAPI entries of the names in ``path``."""
     names = re.findall(r"\{(\w+)(?::\w+)?\}", path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+
+
+def _query_parameters(query: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in query.items()]
 
 
 def _request_body(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:

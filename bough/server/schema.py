@@ -72,6 +72,15 @@ class Unsupported(Constrained, kw_only=True):
     return_routed_experts: Any = None
     return_token_offsets: Any = None
     return_sampling_mask: Any = None
+    return_meta_info: Any = None
+    return_input_ids_in_sglext: Any = None
+    return_output_ids_in_sglext: Any = None
+    return_cached_tokens_details: Any = None
+    return_spec_tokens_details: Any = None
+    return_weight_versions: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    sampling_logprobs_mode: Any = None
+    vllm_xargs: Any = None
     kv_transfer_params: Any = None
     ec_transfer_params: Any = None
     bootstrap_host: Any = None
@@ -183,6 +192,9 @@ class ChatRequest(Sampling, kw_only=True):
     web_search_options: Any = None
     moderation: Any = None
     chat_template: Any = None
+    add_special_tokens: Any = None
+    task: Any = None
+    return_prompt_text: bool | None = None
 
 
 class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -349,6 +361,8 @@ UNSUPPORTED_CHAT = (
     "web_search_options",
     "moderation",
     "chat_template",
+    "add_special_tokens",
+    "task",
 )
 UNSUPPORTED_NATIVE_SAMPLING = ("custom_params", "beam_width")
 UNSUPPORTED_NATIVE = tuple(name for name in UnsupportedNative.__struct_fields__ if name not in CONSTRAINTS)
@@ -362,6 +376,15 @@ REASONS = {
     "input_embeds": "prompts are text or token ids",
     "return_entropy": "logprobs of alternatives are what is reported of a distribution",
     "return_sampling_mask": "logprobs of alternatives are what is reported of a distribution",
+    "return_meta_info": "/generate answers with it",
+    "return_input_ids_in_sglext": "return_prompt_token_ids does the same",
+    "return_output_ids_in_sglext": "return_token_ids does the same",
+    "return_cached_tokens_details": "usage.prompt_tokens_details says how many tokens came from the cache",
+    "vllm_xargs": "there are no processors that would read them",
+    "add_special_tokens": "the model's template writes the special tokens",
+    "previous_input_messages": "previous_response_id, or the items of input, continue a conversation",
+    "enable_response_messages": "return_token_ids of /v1/chat/completions shows what the model read and wrote",
+    "request_id": "the server names responses; the header x-request-id names a request",
     "mm_hashes": "text is the only modality",
     "mm_content_hashes": "text is the only modality",
     **{f"bootstrap_{name}": "prefill and decode run in one engine" for name in ("host", "port", "room", "pair_key")},

@@ -21,6 +21,9 @@ from bough.text.tools.constraint import CallGrammar
 _NAME = re.compile(r"[\w./-]{1,128}")
 _CALL_RULE = re.compile(r"rule (?:call|part)_(\d+): (?:failed to compile JSON schema: )?(.*)")
 """What a message about the grammar of calls says, and of which tool."""
+_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_NAMED = ("properties", "$defs", "definitions")
+_SEVERAL = ("anyOf", "oneOf", "allOf", "required", "enum")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -138,10 +141,40 @@ def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping
             raise InvalidRequest(
                 f"{at}.function.parameters must be a JSON Schema of an object", param=f"{at}.function.parameters"
             )
+        if wrong := _wrong_schema(parameters):
+            raise InvalidRequest(
+                f"{at}.function.parameters is no JSON Schema: {wrong}"[:512], param=f"{at}.function.parameters"
+            )
         if len(encode_json(tool)) > limits.tool_schema_bytes:
             raise InvalidRequest(f"{at} is longer than {limits.tool_schema_bytes} bytes", param=at)
         schemas[name] = parameters or _NO_ARGUMENTS
     return schemas
+
+
+def _wrong_schema(schema: Any) -> str | None:
+    """What keeps ``schema`` from being a JSON Schema of arguments; None for nothing that can be seen at a glance."""
+    waiting = [] if schema is None else [schema]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, bool):
+            continue
+        if not isinstance(node, dict):
+            return "a schema must be an object"
+        node = {word: value for word, value in node.items() if value is not None}  # as some clients leave things out
+        kinds = node.get("type", [])
+        if any(kind not in _TYPES for kind in (kinds if isinstance(kinds, list) else [kinds])):
+            return f"there is no type {kinds!r}"
+        for word in _NAMED:
+            if not isinstance(node.get(word, {}), dict):
+                return f"{word} must be an object"
+            waiting += node.get(word, {}).values()
+        for word in _SEVERAL:
+            if not isinstance(node.get(word, []), list):
+                return f"{word} must be a list"
+            waiting += node.get(word, []) if word not in ("required", "enum") else ()
+        items = node.get("items", [])
+        waiting += items if isinstance(items, list) else [items]
+    return None
 
 
 def _choice(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
+from bough.device.ops.cells import QuantizedCells
 from bough.device.ops.heads import Heads
 from bough.device.ops.registry import Ops
 
@@ -166,13 +167,43 @@ def test_a_nan_stays_in_its_row(ops: Ops, new: int) -> None:
     assert torch.equal(out[new:], clean[new:])
 
 
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+@pytest.mark.parametrize("new", [1, 40])
+def test_a_nan_beside_int8_cells_stays_in_its_row(ops: Ops, new: int, where: str) -> None:
+    case = make_case([70, 90], [new, new], (4, 2, 32), torch.bfloat16, kv_dtype=torch.int8)
+    clean, cell = ops.paged_attention(*case.args), case.page_table[case.rows[0], 5].long()
+    if where == "q":
+        case.q[:new] = torch.nan
+    else:
+        cells = case.k if where == "k" else case.v
+        assert isinstance(cells, QuantizedCells)
+        cells.scale[cell] = torch.nan
+    out = ops.paged_attention(*case.args)
+    assert out[:new].isnan().all(), "a broken row has to show"
+    assert torch.equal(out[new:], clean[new:])
+
+
+@pytest.mark.parametrize("new", [1, 40])
+@pytest.mark.parametrize(
+    "q_size,v_size", [(0.0, 1.0), (1e-38, 1.0), (30.0, 1.0), (1.0, 0.0), (1.0, 1e-38), (1.0, 1e30)]
+)
+def test_extremes_beside_int8_cells(ops: Ops, new: int, q_size: float, v_size: float) -> None:
+    case = make_case([70, 200], [new, new], (4, 2, 32), torch.bfloat16, kv_dtype=torch.int8)
+    case.q.mul_(q_size)
+    assert isinstance(case.v, QuantizedCells)
+    case.v.scale.mul_(v_size)
+    check(ops, case)
+
+
 # The compiled kernels promise it for bfloat16, too; so does the reference, which computes in float32.
 @pytest.mark.parametrize("how", [{}, {"window": 140, "sinks": True}, {"softcap": 3.0}], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype,kv_dtype", [*((d, d) for d in DTYPES), (torch.bfloat16, torch.int8)], ids=str)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_bits_depend_on_the_row_alone(ops: Ops, dtype: torch.dtype, threads: int, how: dict[str, Any]) -> None:
+def test_bits_depend_on_the_row_alone(
+    ops: Ops, dtype: torch.dtype, kv_dtype: torch.dtype, threads: int, how: dict[str, Any]
+) -> None:
     lengths, new = [700, 90, 300, 1, 600], [130, 90, 1, 1, 40]
-    case = make_case(lengths, new, (9, 3, 64), dtype, **how)
+    case = make_case(lengths, new, (9, 3, 64), dtype, kv_dtype=kv_dtype, **how)
     whole = ops.paged_attention(*case.args)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

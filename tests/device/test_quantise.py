@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from bough.device.ops.packed import Kind, unpack
+from bough.device.ops.quantise import quantise
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks
 from bough.device.quant.dense import DenseScheme
-from bough.device.quant.int4 import int4_in_groups
-from bough.device.quant.int8 import int8_in_groups, int8_per_output
 from bough.device.quant.packed import PackedMethod, PackedTable
 from bough.device.quant.scheme import Quantize, resolve_scheme
 
@@ -38,16 +37,19 @@ def weight(n_out: int, n_in: int, dtype: torch.dtype = torch.bfloat16) -> Tensor
     return torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
 
 
+KINDS = [Kind.INT8, Kind.Q8, Kind.Q4_MIN]
+
+
 @pytest.mark.parametrize("shape", [(40, 64), (5000, 32), (3, 70), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_values_are_the_nearest_of_their_grid(shape: tuple[int, int], dtype: torch.dtype) -> None:
     given = weight(*shape, dtype)
     wide = given.float()
-    whole = unpack(int8_per_output(Given(given)))
+    whole = unpack(quantise(Kind.INT8, given))
     assert ((whole - wide).abs() <= wide.abs().amax(1, keepdim=True) / 127 * 0.501).all()
-    grouped = unpack(int8_in_groups(Given(given)))
+    grouped = unpack(quantise(Kind.Q8, given))
     assert ((grouped - wide).abs() <= wide.abs().amax(1, keepdim=True) / 127 * 0.51).all()
-    four = unpack(int4_in_groups(Given(given)))
+    four = unpack(quantise(Kind.Q4_MIN, given))
     spread = wide.amax(1, keepdim=True).clamp(min=0) - wide.amin(1, keepdim=True).clamp(max=0)
     assert ((four - wide).abs() <= spread / 15 * 2.6).all(), "what is cut off at most a quarter of the range"
 
@@ -57,12 +59,38 @@ def test_four_bits_reproduce_what_had_four_bits() -> None:
     grid = torch.randint(0, 16, (8, 4, 32)).float()
     grid[:, :, 0], grid[:, :, 1] = 0, 15
     given = (grid * 0.25 - 2).flatten(1)
-    assert torch.equal(unpack(int4_in_groups(Given(given))), given)
+    assert torch.equal(unpack(quantise(Kind.Q4_MIN, given)), given)
 
 
 def test_zeros_stay_zeros() -> None:
-    for packer in (int8_per_output, int8_in_groups, int4_in_groups):
-        assert not unpack(packer(Given(torch.zeros(20, 64)))).any()
+    for kind in KINDS:
+        assert not unpack(quantise(kind, torch.zeros(20, 64))).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(40, 64), (300, 96), (3, 70), (17, 33), (1, 1)])
+@pytest.mark.parametrize("size", [0.02, 1.0, 1e-7, 1e-30, 1e5, 1e30])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kernels_round_as_torch_does(
+    ops: Ops, kind: Kind, shape: tuple[int, int], size: float, dtype: torch.dtype
+) -> None:
+    given = weight(*shape, torch.float32).mul(size).to(dtype)
+    given[0, : shape[1] // 2] = 0
+    given[-1] = given[-1, 0]
+    expected, found = quantise(kind, given), ops.quantise(kind, given)
+    assert (found.kind, found.n_out, found.n_in) == (expected.kind, expected.n_out, expected.n_in)
+    assert torch.equal(found.weight, expected.weight)
+    assert found.scale is not None and expected.scale is not None
+    assert torch.equal(found.scale, expected.scale)
+
+
+@pytest.mark.parametrize("kind", [Kind.INT8, Kind.Q8])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_stays_so(ops: Ops, kind: Kind, bad: float) -> None:
+    given = weight(20, 64)
+    given[5, 7] = bad
+    found = unpack(ops.quantise(kind, given)).isfinite()
+    assert not found[5, :32].any() and found[torch.arange(20) != 5].all()
 
 
 def test_the_cut_range_is_better_than_the_whole() -> None:
@@ -71,7 +99,7 @@ def test_the_cut_range_is_better_than_the_whole() -> None:
     low, high = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
     scale = (high - low) / 15
     plain = ((wide - low) / scale).round() * scale + low
-    cut = unpack(int4_in_groups(Given(given))).view_as(wide)
+    cut = unpack(quantise(Kind.Q4_MIN, given)).view_as(wide)
     assert (cut - wide).pow(2).mean() < 0.95 * (plain - wide).pow(2).mean()
 
 

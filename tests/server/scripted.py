@@ -65,6 +65,7 @@ WORDS = ("the ", "cat ", "sat ", "on ", "a ", "mat, ", "then ", "it ", "ran. ", 
 TEMPLATE = (
     "{% if tools %}<|tools|>{% for t in tools %}{{ t.function.name }} {% endfor %}<|end|>{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}"
     "{% if not loop.last or add_generation_prompt %}<|end|>{% endif %}{% endfor %}"
     "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

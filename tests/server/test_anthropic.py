@@ -121,6 +121,30 @@ def test_stream_helper_equals_the_whole(server: Running, client: anthropic.Anthr
         assert message.stop_reason == "tool_use"
 
 
+@pytest.mark.parametrize("text", ['{"city": tru}}\n</tool_call>', '"hello"}\n</tool_call>', '{"city": "Par', "{}}"])
+def test_a_call_that_went_wrong_is_the_same_in_a_stream(
+    server: Running, client: anthropic.Anthropic, text: str
+) -> None:
+    fields: Any = {"model": MODEL, "max_tokens": 2000, "messages": ASK, "tools": [TOOL]}
+    answer = f'<tool_call>\n{{"name": "get_weather", "arguments": {text}'
+    server.client.answer_next = answer
+    with client.messages.stream(**fields) as stream:
+        streamed = stream.get_final_message()
+    server.client.answer_next = answer
+    whole = client.messages.create(**fields)
+    (call,), (other,) = whole.content, streamed.content
+    assert call.type == other.type == "tool_use" and call.input == other.input
+    assert (call.input == {}) == (text == "{}}")
+    assert ("parse_error" in whole.to_dict()) == (text != "{}}")
+    server.client.answer_next = answer
+    lines = httpx.post(f"{server.url}/v1/messages", json={**fields, "stream": True}, headers={"x-api-key": "secret"})
+    assert ('"parse_error"' in lines.text) == (text != "{}}")
+    # The conversation goes on with what was answered.
+    result: Any = [{"type": "tool_result", "tool_use_id": call.id, "content": "no"}]
+    said: Any = [{"role": "assistant", "content": [call.to_dict()]}, {"role": "user", "content": result}]
+    client.messages.create(model=MODEL, max_tokens=1, messages=[*ASK, *said])
+
+
 def test_reasoning_is_shown_only_where_it_was_asked_for(server: Running, client: anthropic.Anthropic) -> None:
     server.client.answer_next = f"{THOUGHT}sunny."
     answer = client.messages.create(model=MODEL, max_tokens=2000, messages=ASK)

@@ -99,7 +99,9 @@ def test_usage_chunk(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("body", "param"), [
-    ({"prompt": "a", "best_of": 2}, "best_of"), ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ({"prompt": "a", "best_of": 2, "n": 3}, "best_of"), ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
+    ({"prompt": "a", "best_of": 10**6}, "best_of"), ({"prompt": "a", "best_of": 0}, "best_of"),
+    ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"), ({"prompt": ["a", [1]]}, "prompt"),
     ({"prompt": [1, "a"]}, "prompt"), ({"prompt": [99999]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [2**40]}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": {"a": 1}}, "prompt"),
@@ -115,5 +117,20 @@ def test_refusals_name_the_field(http: httpx.Client, body: Any, param: str | Non
     assert answer.json()["error"]["param"] == param
 
 
-def test_best_of_n_is_n(http: httpx.Client) -> None:
-    assert http.post("/v1/completions", json={"prompt": "a", "best_of": 2, "n": 2, "max_tokens": 1}).status_code == 200
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_best_of(http: httpx.Client, logprobs: int | None) -> None:
+    fields = {"prompt": ["hello", "you"], "max_tokens": 5, "seed": 3, "logprobs": 1}
+    every = http.post("/v1/completions", json={**fields, "n": 6}).json()
+    ranked = []
+    for prompt in (every["choices"][:6], every["choices"][6:]):
+        means = {c["text"]: sum(c["logprobs"]["token_logprobs"]) / 5 for c in prompt}
+        ranked += sorted(means, key=lambda text: -means[text])[:2]
+    answer = http.post("/v1/completions", json={**fields, "n": 2, "best_of": 6, "logprobs": logprobs}).json()
+    assert [choice["text"] for choice in answer["choices"]] == ranked
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["logprobs"] is None for choice in answer["choices"]] == [logprobs is None] * 4
+    assert (
+        answer["usage"]["completion_tokens"] == every["usage"]["completion_tokens"]
+    )  # what was generated to be compared is counted
+    same = http.post("/v1/completions", json={"prompt": "a", "best_of": 2, "n": 2, "max_tokens": 1, "stream": True})
+    assert same.status_code == 200

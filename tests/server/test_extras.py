@@ -112,3 +112,70 @@ def test_an_aborted_request_is_an_error_that_clients_know() -> None:
 
     with running_server(0.01) as slow:
         asyncio.run(main(slow))
+
+
+def test_the_text_of_the_prompt(http: httpx.Client) -> None:
+    body = {"messages": HELLO, "max_tokens": 3, "return_prompt_text": True}
+    assert http.post("/v1/chat/completions", json=body).json()["prompt_text"] == PROMPT
+    chunks = events(http.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert [chunk.get("prompt_text") for chunk in chunks] == [PROMPT, *[None] * (len(chunks) - 1)]
+
+
+CHAT, COMPLETION, RESPONSE = {"messages": HELLO}, {"prompt": "a"}, {"input": "a"}
+
+
+@pytest.mark.parametrize(("path", "body", "names"), [
+    ("chat/completions", CHAT, ("add_special_tokens", "task", "return_meta_info", "return_input_ids_in_sglext",
+                                "return_output_ids_in_sglext", "sampling_logprobs_mode", "return_weight_versions",
+                                "return_flat_raw_output_top_logprobs", "return_spec_tokens_details", "vllm_xargs")),
+    ("completions", COMPLETION, ("return_cached_tokens_details", "return_spec_tokens_details", "vllm_xargs")),
+    ("responses", RESPONSE, ("previous_input_messages", "enable_response_messages", "request_id")),
+])  # fmt: skip
+def test_what_would_change_the_answer_is_refused_by_name(
+    http: httpx.Client, path: str, body: dict[str, Any], names: tuple[str, ...]
+) -> None:
+    for name in names:
+        answer = http.post(f"/v1/{path}", json={**body, name: "x"})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+        assert http.post(f"/v1/{path}", json={**body, name: False}).status_code == 200
+
+
+@pytest.mark.parametrize(("path", "fields", "param", "words"), [
+    ("chat/completions", CHAT | {"max_completion_tokens": 10**6}, "max_completion_tokens", "1000000"),
+    ("chat/completions", CHAT | {"max_completion_tokens": 2**63 - 1}, "max_completion_tokens", "9223372036854775807"),
+    ("chat/completions", CHAT | {"max_completion_tokens": -1}, "max_completion_tokens", "[0, 9223372036854775808]"),
+    ("chat/completions", CHAT | {"max_tokens": 10**6}, "max_tokens", "1000000"),
+    ("chat/completions", CHAT | {"prompt_cache_retention": "x"}, "prompt_cache_retention", "time to live"),
+    ("responses", RESPONSE | {"prompt_cache_options": {"comparison_response_id": "x"}}, "prompt_cache_options",
+     "usage"),
+])  # fmt: skip
+def test_errors_name_the_field_that_was_sent(
+    http: httpx.Client, path: str, fields: Any, param: str, words: str
+) -> None:
+    for stream in (False, True):
+        error = http.post(f"/v1/{path}", json={**fields, "stream": stream}).json()["error"]
+        assert error["param"] == param and words in error["message"], error
+
+
+@pytest.mark.parametrize("parameters", [
+    {"type": "objec"}, {"type": "object", "properties": {"a": {"type": ["string", "nil"]}}}, {"properties": [1]},
+    {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "float"}]}}}},
+    {"type": {}}, {"$defs": {"a": 5}}, {"required": "a"}, {"anyOf": {}},
+])  # fmt: skip
+def test_parameters_that_are_no_schema_are_refused(http: httpx.Client, parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    error = http.post("/v1/chat/completions", json=CHAT | {"tools": tools}).json()["error"]
+    assert error["param"] == "tools[0].function.parameters" and "no JSON Schema" in error["message"]
+
+
+def test_parameters_may_be_sloppy_but_sound(http: httpx.Client) -> None:
+    types = {"type": "object", "properties": {"type": {"type": ["string", "null"], "enum": None}, "properties": True}}
+    node = {"$defs": {"n": {"type": "object", "properties": {"required": {"$ref": "#/$defs/n"}}}}, "items": None}
+    tools = [{"type": "function", "function": {"name": n, "parameters": p}} for n, p in (("f", types), ("g", node))]
+    assert http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "max_tokens": 1}).status_code == 200
+
+
+def test_lists_know_two_orders(http: httpx.Client) -> None:
+    made = http.post("/v1/responses", json=RESPONSE | {"max_output_tokens": 1}).json()
+    for path in (f"responses/{made['id']}/input_items", "files", "batches"):
+        assert http.get(f"/v1/{path}?order=zz").json()["error"]["param"] == "order", path

@@ -99,7 +99,11 @@ def test_batch(client: openai.OpenAI) -> None:
     data = lines(chat("a"), chat("b", temperature=9), chat("c", max_tokens=3), chat("d", stream=True), {"nonsense": 1})
     file = client.files.create(file=data, purpose="batch")
     batch = client.batches.create(
-        input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"of": "mine"}
+        input_file_id=file.id,
+        endpoint=CHAT,
+        completion_window="24h",
+        metadata={"of": "mine"},
+        output_expires_after={"anchor": "created_at", "seconds": 7200},
     )
     assert batch.status in ("validating", "in_progress", "completed") and batch.metadata == {"of": "mine"}
     wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
@@ -115,7 +119,8 @@ def test_batch(client: openai.OpenAI) -> None:
     errors = [json.loads(line) for line in client.files.content(done.error_file_id).text.splitlines()]
     wrong = {error["custom_id"]: error["response"]["body"]["error"]["param"] for error in errors}
     assert wrong == {"r1": "temperature", "r3": "stream", "r4": None}
-    assert client.files.retrieve(done.output_file_id).purpose == "batch_output"
+    output = client.files.retrieve(done.output_file_id)
+    assert output.purpose == "batch_output" and output.expires_at == output.created_at + 7200
     assert next(iter(client.batches.list(limit=1))).id == batch.id
     with pytest.raises(openai.BadRequestError, match="status 'completed'"):
         client.batches.cancel(batch.id)
@@ -153,7 +158,7 @@ def test_refusals(http: httpx.Client, client: openai.OpenAI) -> None:
     for change, param in (
         ({"endpoint": "/v1/files"}, "endpoint"), ({"completion_window": "1h"}, "completion_window"),
         ({"input_file_id": "file-x"}, "input_file_id"), ({}, "input_file_id"),
-        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata"), ({"output_expires_after": {"seconds": 5}}, "output_expires_after"),
     ):  # fmt: skip
         answer = http.post("/v1/batches", json={**good, **change})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
@@ -224,6 +229,11 @@ def test_a_batch_whose_input_is_deleted_fails() -> None:
         wait_for(lambda: client.batches.retrieve(batch.id).status == "failed")
         errors = client.batches.retrieve(batch.id).errors
         assert errors is not None and errors.data is not None and errors.data[0].code == "file_error"
+        # What was answered before stays.
+        done = client.batches.retrieve(batch.id)
+        assert done.request_counts is not None and done.output_file_id is not None
+        answers = client.files.content(done.output_file_id).text.splitlines()
+        assert 1 <= len(answers) == done.request_counts.completed < 40
 
 
 def test_a_batch_waits_for_an_engine_that_is_away() -> None:

@@ -192,6 +192,15 @@ def test_faults_of_one_request(slow: Running, finish: Finish, status: int, code:
                 pass
 
 
+def test_a_request_whose_time_is_over_is_not_tried_again(slow: Running) -> None:
+    slow.client.faults["late"] = Finish("timeout", message="too slow", status=408)
+    before = len(slow.client.seen)
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="x", max_retries=2) as client:
+        with pytest.raises(openai.APIStatusError) as late:
+            client.completions.create(model=MODEL, prompt="a", extra_body={"rid": "late"})
+    assert late.value.status_code == 408 and len(slow.client.seen) == before + 1
+
+
 def test_timeout_reaches_the_engine() -> None:
     with running_server(request_timeout=5.0) as server:
         post(server, "/v1/completions", {"prompt": "a", "max_tokens": 1, "timeout": 2, "rid": "short"})

@@ -73,6 +73,17 @@ def test_stream_equals_the_whole(server: Running, client: ollama.Client) -> None
         assert parts[-1].done_reason == "stop" and parts[-1].eval_count == whole.eval_count
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_went_wrong_comes_with_the_reason(server: Running, stream: bool) -> None:
+    body = {"model": MODEL, "messages": ASK, "tools": [TOOL], "stream": stream}
+    server.client.answer_next = '<tool_call>\n{"name": "get_weather", "arguments": {"city": tru}}\n</tool_call>'
+    lines = httpx.post(f"{server.url}/api/chat", json=body).text.splitlines()
+    messages = [json.loads(line) for line in lines]
+    (call,) = [call for line in messages for call in line["message"].get("tool_calls", ())]
+    assert call["function"]["arguments"] == {"raw_arguments": '{"city": tru}'}
+    assert messages[-1]["parse_error"] == "the arguments are not a valid JSON object"
+
+
 def test_streams_are_lines_of_json(server: Running) -> None:
     answer = httpx.post(f"{server.url}/api/generate", json={"model": f"{MODEL}:latest", "prompt": "a"})
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -161,6 +172,29 @@ def test_embeddings(server: Running, client: ollama.Client) -> None:
     assert sum(client.embeddings(MODEL, "the cat").embedding) == 7
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"options": {"num_predict": 10**6, "num_ctx": 5}, "raw": True, "prompt": "x" * 5000}, "context length"),
+    ({"options": {"num_predict": 0}}, "options.num_predict must be at least 1"),
+    ({"options": {"repeat_penalty": -1}}, "options.repeat_penalty must be in"),
+    ({"options": {"seed": 2**70}}, "options.seed must be in"),
+])  # fmt: skip
+def test_errors_speak_of_this_api(server: Running, change: Any, words: str) -> None:
+    answer = httpx.post(f"{server.url}/api/generate", json={"model": MODEL, "prompt": "a", **change})
+    assert answer.status_code == 400 and words in answer.json()["error"], answer.text
+
+
+def test_no_repeat_penalty(server: Running, client: ollama.Client) -> None:
+    for last_n, penalty in ((0, 1.0), (-1, 1.3)):
+        client.generate(MODEL, "a", options={"repeat_penalty": 1.3, "repeat_last_n": last_n, "num_predict": 1})
+        assert server.client.seen[-1].params.repetition_penalty == penalty
+
+
+def test_an_unknown_route_answers_as_its_neighbours(server: Running) -> None:
+    assert isinstance(httpx.post(f"{server.url}/api/nothing", json={}).json()["error"], str)
+    other = httpx.post(f"{server.url}/v1/messages/batches", json={}).json()
+    assert (other["type"], other["error"]["type"]) == ("error", "not_found_error")
+
+
 def test_loading(client: ollama.Client) -> None:
     assert client.generate(MODEL).done_reason == "load"
     assert client.chat(MODEL, []).done_reason == "load"
@@ -168,6 +202,7 @@ def test_loading(client: ollama.Client) -> None:
 
 @pytest.mark.parametrize("change", [
     {"options": {"mirostat": 1}}, {"options": {"typical_p": 0.5}}, {"options": {"temperature": 9}},
+    {"options": {"tfs_z": 0.5}}, {"options": {"repeat_last_n": 64}},
     {"options": {"top_k": "x"}}, {"suffix": "b"}, {"context": [1]}, {"images": ["aGk="]}, {"template": "x"},
     {"regex": "a"}, {"structured_outputs": {"regex": "a"}}, {"guided_choice": ["a"]}, {"response_format": {}},
     {"json_schema": False}, {"custom_logit_processor": "x"},

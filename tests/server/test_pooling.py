@@ -69,11 +69,43 @@ def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), "<f4"), unit("the cat"), rtol=1e-6)
 
 
+def test_how_vectors_are_written(server: Running, http: httpx.Client) -> None:
+    plain = pooled_vector(ids("the cat"), 16)
+    for name in ("use_activation", "normalize"):
+        answer = http.post("/v1/embeddings", json={"input": "the cat", name: False, "dimensions": 8}).json()
+        assert answer["data"][0]["embedding"] == plain[:8].tolist()
+    for dtype, endianness, code in (
+        ("float16", None, "<f2"), ("float16", "big", ">f2"), ("float32", "big", ">f4"), (None, "little", "<f4"),
+    ):  # fmt: skip
+        fields = {"encoding_format": "base64", "embed_dtype": dtype, "endianness": endianness}
+        raw = http.post("/v1/embeddings", json={"input": "the cat", **fields}).json()["data"][0]["embedding"]
+        np.testing.assert_allclose(np.frombuffer(base64.b64decode(raw), code), unit("the cat"), rtol=1e-3)
+    http.post("/v1/embeddings", json={"messages": [{"role": "user", "content": "the cat"}]})
+    assert make_tokenizer().decode(server.client.seen[-1].prompt.tolist(), skip_special=False) == "<|user|>the cat"
+
+
+@pytest.mark.parametrize(("path", "change", "param"), [
+    ("embeddings", {"input": []}, "input"), ("embeddings", {"input": ["a", 1]}, "input"),
+    ("rerank", {"query": "", "documents": ["b"]}, "query"), ("rerank", {"query": "a", "documents": [""]}, "documents"),
+    ("rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": -1}, "max_tokens_per_doc"),
+    ("score", {"data_1": "a", "data_2": ""}, "data_2"), ("score", {"data_1": "", "data_2": "b"}, "data_1"),
+    ("score", {"text_1": "a", "text_2": "b", "temperature": 2}, "temperature"),
+    ("score", {"text_1": "a", "text_2": "b", "return_token_logprobs": True}, "return_token_logprobs"),
+    ("score", {"text_1": "a", "text_2": "b", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+])  # fmt: skip
+def test_refusals_name_the_field(http: httpx.Client, path: str, change: Any, param: str) -> None:
+    answer = http.post(f"/v1/{path}", json=change)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text
+
+
 @pytest.mark.parametrize(("change", "named"), [
     ({"input": []}, "empty"), ({"input": ""}, "empty"), ({"input": [[]]}, "empty"), ({"input": ["a", 3]}, "ids"),
     ({"input": [1 << 30]}, "vocabulary"), ({"input": "x" * 5000}, "context length"), ({"dimensions": 0}, "dimensions"),
     ({"dimensions": 17}, "dimensions"), ({"encoding_format": "int8"}, "encoding_format"), ({"lora_path": "x"}, "lora"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"timeout": -1}, "timeout"),
+    ({"embed_dtype": "fp8_e4m3"}, "embed_dtype"), ({"embed_overrides": [[[1.0]]]}, "embed_overrides"),
+    ({"messages": [{"role": "user", "content": "x"}]}, "exactly one"), ({"padding": "max_length"}, "padding"),
+    ({"late_chunking_params": {"a": 1}}, "late_chunking_params"), ({"input": None}, "exactly one"),
 ])  # fmt: skip
 def test_refusals(http: httpx.Client, change: dict[str, Any], named: str) -> None:
     answer = http.post("/v1/embeddings", json={"input": "a", **change})
@@ -118,6 +150,12 @@ def test_scores_of_tokens(http: httpx.Client) -> None:
     assert plain["usage"]["prompt_tokens"] == 2 * 6 + 3
     shared = http.post("/v1/score", json={**body, "apply_softmax": True, "item_first": True}).json()
     np.testing.assert_allclose(shared["scores"], 0.5, rtol=1e-5)
+    each = http.post("/v1/score", json={**body, "label_token_ids": [[65, 66], [67]], "apply_softmax": True}).json()
+    assert each["scores"] == [pytest.approx([0.5, 0.5]), pytest.approx([np.exp(-3.0)])]
+    for change in ({"label_token_ids": [[65]]}, {"label_token_ids": [65, [66]]}, {"label_token_ids": [[65], []]},
+                   {"temperature": 0, "apply_softmax": True}, {"temperature": 2}, {"max_tokens_per_doc": 1},
+                   {"score_extraction_token": "x"}, {"item_embed_overrides": [[[1.0]]]}):  # fmt: skip
+        assert http.post("/v1/score", json={**body, **change}).status_code == 400, change
     assert http.post("/v1/score", json={**body, "items": []}).status_code == 400
     assert http.post("/v1/score", json={**body, "label_token_ids": [1 << 40]}).status_code == 400
 
@@ -130,6 +168,12 @@ def test_rerank(http: httpx.Client) -> None:
         assert results[0]["document"] == {"text": "the cat sat"}
     (best,) = http.post("/v1/rerank", json={**body, "top_n": 1, "return_documents": False}).json()["results"]
     assert best["index"] == 2 and "document" not in best
+    for name in ("instruct", "instruction"):
+        told = http.post("/v1/rerank", json={**body, name: "find"}).json()["results"]
+        asked = http.post("/v1/rerank", json={**body, "query": "find\nthe cat sat"}).json()["results"]
+        assert told == asked != results
+    short = http.post("/v1/rerank", json={**body, "max_tokens_per_query": 7, "max_tokens_per_doc": 7}).json()["results"]
+    assert [r["relevance_score"] for r in short][:2] == [pytest.approx(1)] * 2  # "the cat" is what is left of both
     for change in ({"documents": []}, {"top_n": -1}, {"documents": [{"x": 1}]}, {"query": 3}):
         assert http.post("/v1/rerank", json={**body, **change}).status_code == 400
 

@@ -200,6 +200,19 @@ def test_refusals_name_the_field(http: httpx.Client, body: Any, param: str | Non
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize(("body", "words"), [
+    ({"input": [{"role": "king", "content": "a"}]}, "input.role must be one of"),
+    ({"input": [{"role": "user"}]}, "input.content is missing"),
+    ({"input": "a", "max_output_tokens": 5000}, "max_output_tokens is too large: 5000. This model's maximum context"),
+    ({"input": "a", "max_output_tokens": 0}, "max_output_tokens must be at least 1"),
+    ({"input": "a", "text": {"format": {"type": "x"}}}, "text.format.type must be"),
+    ({"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format"),
+    ({"input": "a", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name must have"),
+])  # fmt: skip
+def test_errors_speak_of_this_api(http: httpx.Client, body: Any, words: str) -> None:
+    assert http.post("/v1/responses", json=body).json()["error"]["message"].startswith(words)
+
+
 def test_stored_things_that_are_not_there(client: openai.OpenAI) -> None:
     kept = client.responses.create(model=MODEL, input="a", max_output_tokens=1)
     with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
@@ -290,3 +303,34 @@ def test_top_logprobs_names_itself(http: httpx.Client) -> None:
     ):
         answer = http.post(f"/v1/{path}", json={**body, "top_logprobs": 21})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize("item", [
+    {"type": "item_reference", "id": []}, {"type": "item_reference", "id": {}}, {"type": "item_reference"},
+    {"role": "user", "content": "x", "id": {}}, {"type": "function_call_output", "call_id": {}, "output": "x"},
+    {"type": "function_call", "call_id": [], "name": "f", "arguments": "{}"},
+    {"type": "reasoning", "summary": 5, "content": 5}, {"type": "reasoning", "content": True},
+    {"type": "reasoning", "summary": [], "content": -1}, {"type": [], "role": "user", "content": "x"},
+])  # fmt: skip
+@pytest.mark.parametrize("truncation", ["auto", "disabled"])
+def test_what_is_no_item_is_refused(http: httpx.Client, item: Any, truncation: str) -> None:
+    body = {"input": [item, {"role": "user", "content": "x"}], "truncation": truncation, "max_output_tokens": 1}
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "input", answer.text
+
+
+def test_what_is_null_in_an_item_is_not_there(server: Running, http: httpx.Client) -> None:
+    items = [
+        {"type": "reasoning", "id": None, "summary": [], "content": None, "encrypted_content": None, "status": None},
+        {"type": None, "id": None, "role": "user", "content": "hello", "phase": None},
+    ]
+    made = http.post("/v1/responses", json={"input": items, "max_output_tokens": 1}).json()
+    assert server.client.seen[-1].prompt.tolist() == ids(PROMPT)
+    kept = http.get(f"/v1/responses/{made['id']}/input_items").json()["data"]
+    assert all(isinstance(item["id"], str) for item in kept) and len(kept) == 2
+
+
+def test_a_reference_needs_no_type(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="hello", max_output_tokens=4)
+    reference: Any = {"id": first.output[0].id}
+    client.responses.create(model=MODEL, previous_response_id=first.id, input=[reference], max_output_tokens=1)

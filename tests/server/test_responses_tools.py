@@ -71,3 +71,66 @@ def test_stream_of_items(hermes: Running, client: openai.OpenAI) -> None:
     assert json.loads(arguments) == {"city": "Paris"}
     indices = [e.output_index for e in events if e.type == "response.output_item.done"]
     assert indices == [0, 1, 2]
+
+
+BROKEN = [f'<tool_call>\n{{"name": "get_weather", "arguments": {text}' for text in (
+    '{"city": tru}}\n</tool_call>', '"hello"}\n</tool_call>', '{"city": "Par'
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_conversation_goes_on_behind_a_call_that_went_wrong(
+    hermes: Running, client: openai.OpenAI, text: str
+) -> None:
+    hermes.client.answer_next = text
+    answer = client.responses.create(model=MODEL, input="weather?", tools=TOOLS)
+    (call,) = answer.output
+    assert call.type == "function_call" and call.status == "incomplete"
+    assert answer.to_dict()["parse_error"]
+    hermes.client.answer_next = text
+    with client.responses.stream(model=MODEL, input="weather?", tools=TOOLS) as stream:
+        assert stream.get_final_response().output[0].to_dict()["arguments"] == call.arguments
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "no such city"}
+    for more in ([result], "hello"):
+        client.responses.create(model=MODEL, previous_response_id=answer.id, input=more, max_output_tokens=1)
+        prompt = make_tokenizer().decode(hermes.client.seen[-1].prompt.tolist())
+        assert json.dumps({"raw_arguments": call.arguments}) in prompt
+
+
+def test_allowed_tools_in_either_shape(hermes: Running, client: openai.OpenAI) -> None:
+    other = {**TOOLS[0], "name": "other"}
+    constraints = []
+    for allowed in (
+        {"mode": "required", "tools": [{"type": "function", "name": "get_weather"}]},
+        {"allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "get_weather"}}]}},
+    ):
+        choice: Any = {"type": "allowed_tools", **allowed}
+        client.responses.create(model=MODEL, input="x", tools=[*TOOLS, other], tool_choice=choice, max_output_tokens=1)
+        constraints.append(hermes.client.seen[-1].constraint)
+    assert constraints[0] == constraints[1] is not None and "other" not in constraints[0].text
+
+
+@pytest.mark.parametrize("choice", [
+    "required", {"type": "function", "name": "get_weather"}, {"type": "web_search"},
+    {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "get_weather"}]},
+    {"type": "allowed_tools", "mode": "auto", "tools": [5]}, {"type": "allowed_tools", "tools": {}},
+])  # fmt: skip
+def test_a_choice_among_no_tools_is_refused(client: openai.OpenAI, choice: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(model=MODEL, input="x", tool_choice=choice)
+    assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("answer", ["hé 日本 😀 ok", f"<think>\nhm 日\n</think>\n\n日本 I look. {CALL}", CALL])
+def test_every_token_of_the_text_has_its_logprobs(hermes: Running, client: openai.OpenAI, answer: str) -> None:
+    include: Any = ["message.output_text.logprobs"]
+    text = answer.partition("</think>")[2].partition("<tool")[0].strip() if "<think>" in answer else answer
+    hermes.client.answer_next = answer
+    whole = client.responses.create(model=MODEL, input="x", tools=TOOLS, include=include)
+    parts = [part for item in whole.output if item.type == "message" for part in item.content]
+    entries = [bytes(entry.bytes) for part in parts if part.type == "output_text" for entry in part.logprobs or ()]
+    assert b"".join(entries).decode().removesuffix("<|end|>").strip() == ("" if answer == CALL else text)
+    hermes.client.answer_next = answer
+    with client.responses.stream(model=MODEL, input="x", tools=TOOLS, include=include) as stream:
+        done = [e for e in stream if e.type == "response.output_text.done"]
+    assert [bytes(e.to_dict()["bytes"]) for part in done for e in part.logprobs] == entries

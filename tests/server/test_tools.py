@@ -232,9 +232,36 @@ def test_one_call_where_parallel_ones_are_off(hermes: Running, client: openai.Op
     fields = answering(hermes, f"{CALL}\n{NOW}")
     answer: Any = client.chat.completions.create(**fields, tools=TOOLS, parallel_tool_calls=False, stream=stream)
     if stream:
-        assert {call.index for c in answer for call in c.choices[0].delta.tool_calls or ()} == {0}
+        chunks = list(answer)
+        assert {call.index for c in chunks for call in c.choices[0].delta.tool_calls or ()} == {0}
+        reason = chunks[-1].choices[0].model_extra["parse_error"]
     else:
         assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["get_weather"]
+        reason = answer.choices[0].model_extra["parse_error"]
+    assert "'get_time'" in reason and "one call" in reason
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Par', "hello", "[1]", '{"city": tru}'])
+def test_a_call_that_went_wrong_can_be_told_again(hermes: Running, client: openai.OpenAI, arguments: str) -> None:
+    function = {"name": "get_weather", "arguments": arguments}
+    said: Any = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    fields = answering(hermes, "ok") | {"messages": [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "1"}]}
+    assert client.chat.completions.create(**fields, tools=TOOLS).choices[0].message.content == "ok"
+    prompt = make_tokenizer().decode(sent(hermes, fields).prompt.tolist())
+    assert json.dumps({"raw_arguments": arguments}) in prompt
+
+
+def test_large_numbers_are_told_again_as_they_were(hermes: Running, client: openai.OpenAI) -> None:
+    text = '{"city": 100000000000000000000, "days": 1.0}'
+    function = {"name": "get_weather", "arguments": text}
+    said: Any = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    fields = answering(hermes, "ok") | {"messages": [*ASK, said]}
+    client.chat.completions.create(**fields, tools=TOOLS)
+    assert text in make_tokenizer().decode(sent(hermes, fields).prompt.tolist())
+    for depth in (300, 3000):
+        function["arguments"] = '{"a": ' + "[" * depth + "]" * depth + "}"
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**answering(hermes, "ok") | {"messages": [*ASK, said]}, tools=TOOLS)
 
 
 def test_a_cut_off_call_ends_with_length(hermes: Running, client: openai.OpenAI) -> None:
@@ -344,7 +371,7 @@ def test_past_calls_reach_the_template(hermes: Running, client: openai.OpenAI) -
     ({"tools": TOOLS, "functions": [TIME["function"]]}, "functions"),
     ({"functions": [TIME["function"]], "function_call": {"name": "x"}}, "function_call"),
     ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages[1].tool_calls[0]"),
-    ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1"}}]}]},
+    ({"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]},
      "messages[1].tool_calls[0].function"),
 ])  # fmt: skip
 def test_refusals_name_the_field(hermes: Running, fields: Any, param: str) -> None:

@@ -83,6 +83,18 @@ _ANTHROPIC = (
     "messages", "max_tokens", "system", "tools", "tool_choice", "thinking", "stop_sequences", "temperature", "top_k",
     "metadata", "output_config", "stream",
 )  # fmt: skip
+_RESPONSES = (
+    "input", "instructions", "previous_response_id", "max_output_tokens", "max_tool_calls", "top_logprobs", "tools",
+    "tool_choice", "parallel_tool_calls", "text", "reasoning", "include", "store", "truncation", "metadata",
+    "prompt_cache_options", "prompt_cache_retention",
+)  # fmt: skip
+_ITEMS: tuple[dict[str, Any], ...] = (
+    {"role": "user", "content": "hi", "id": "msg_1"},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
+    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "id": "fco_1", "call_id": "c", "output": "3"},
+    {"type": "item_reference", "id": "msg_1"},
+)
 _OLLAMA = ("model", "messages", "stream", "format", "options", "think", "tools", "logprobs", "top_logprobs")
 
 _BASES: tuple[tuple[str, dict[str, Any], tuple[str, ...], str | None], ...] = (
@@ -110,6 +122,12 @@ _BASES: tuple[tuple[str, dict[str, Any], tuple[str, ...], str | None], ...] = (
     ("/api/generate", {"prompt": "hi", "options": {"num_predict": 1}},
      ("num_predict", "temperature", "top_k", "seed", "stop", "typical_p", "mirostat"), "options"),
     ("/api/embed", {"input": "hi"}, ("input", "truncate", "dimensions"), None),
+    ("/v1/responses", {"input": "hi", "max_output_tokens": 1}, _RESPONSES, None),
+    *(
+        ("/v1/responses", {"input": [item, {"role": "user", "content": "hi"}], "max_output_tokens": 1,
+                           "truncation": "auto"}, tuple(item), "input")
+        for item in _ITEMS
+    ),
     ("/abort_request", {"rid": "nobody"}, ("rid",), None),
 )  # fmt: skip
 
@@ -123,8 +141,9 @@ def field_attacks() -> Iterator[Attack]:
                 target = dict(base)
                 if inside is None:
                     _set(target, name, value)
-                elif inside == "messages":
-                    target["messages"] = [_with(base["messages"][0], name, value)]
+                elif isinstance(base[inside], list):
+                    first, *others = base[inside]
+                    target[inside] = [_with(first, name, value), *others]
                 else:
                     target[inside] = _with(base[inside], name, value)
                 yield Attack(f"{path} {inside or ''} {name}: {kind}", path, encode(target))

@@ -11,9 +11,17 @@ from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts, fusable
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
-from bough.device.ops.library import AttentionCall, Library, LogprobCall, PackedLinear, RopeCall, SampleCall
+from bough.device.ops.library import (
+    AttentionCall,
+    Library,
+    LogprobCall,
+    PackedLinear,
+    QuantiseCall,
+    RopeCall,
+    SampleCall,
+)
 from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
-from bough.device.ops.packed import PackedWeight
+from bough.device.ops.packed import Kind, PackedWeight, empty
 from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.rounded import RoundsBehind
@@ -220,6 +228,17 @@ class CpuOps(RoundsBehind):
             return out
 
         return apply
+
+    def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
+        dtype, (n_out, n_in) = _dtype(weight), weight.shape
+        packed = empty(kind, n_out, n_in)
+        assert packed.scale is not None
+        call = QuantiseCall(
+            weight.data_ptr(), packed.weight.data_ptr(), packed.scale.data_ptr(), n_out, n_in, kind,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        self.library.function("quantise")(dtype, ctypes.byref(call))
+        return packed
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
         return PackedCall(self._packed_linear, weight, bias)

@@ -162,6 +162,16 @@ class LoraCall(ctypes.Structure):
     )
 
 
+class QuantiseCall(ctypes.Structure):
+    """``QuantiseCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "words", "scale")),
+        *((name, c_int64) for name in ("n_out", "n_in")),
+        *((name, c_int) for name in ("kind", "threads")),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
     "set_region": (None, (c_void_p, c_void_p, c_void_p)),
@@ -185,6 +195,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
     "experts": (None, (c_int, c_void_p)),
     "lora": (None, (c_void_p,)),
+    "quantise": (None, (c_int, c_void_p)),
 }
 
 

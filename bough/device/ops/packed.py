@@ -125,6 +125,15 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
     return PackedWeight(kind, n_out, n_in, panels(words), panels(scale), None if sub is None else panels(sub), group)
 
 
+def empty(kind: Kind, n_out: int, n_in: int) -> PackedWeight:
+    """Room for a weight of INT8, Q8 or Q4_MIN with groups of 32 inputs."""
+    n_panels, n_groups = -(-n_out // PANEL), -(-n_in // GROUP)
+    words = n_groups * GROUP // (8 if kind in FOUR_BITS else 4)
+    groups, pair = () if kind == Kind.INT8 else (n_groups,), (2,) if kind in PAIRED else ()
+    scale = torch.zeros(n_panels, *groups, *pair, PANEL, dtype=torch.float32 if kind == Kind.INT8 else torch.float16)
+    return PackedWeight(kind, n_out, n_in, torch.empty(n_panels, words, PANEL, dtype=torch.int32), scale)
+
+
 def unpack(packed: PackedWeight) -> Tensor:
     """The values [N, K]: bfloat16 for BF16, float32 otherwise. The slow twin of the kernels' reading."""
     n_out, n_in, kind = packed.n_out, packed.n_in, packed.kind

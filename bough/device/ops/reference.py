@@ -21,7 +21,8 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.lora import DenseLora, LoraOp
-from bough.device.ops.packed import PackedWeight, quantise_inputs, unpack
+from bough.device.ops.packed import Kind, PackedWeight, quantise_inputs, unpack
+from bough.device.ops.quantise import quantise
 from bough.device.ops.rounded import RoundsBehind
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -124,6 +125,9 @@ class ReferenceOps(RoundsBehind):
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(blocked_linear, weight, bias)
+
+    def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
+        return quantise(kind, weight)
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return ReferencePacked(weight, bias)

@@ -14,7 +14,7 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear, load
 from bough.device.ops.lora import LoraOp
-from bough.device.ops.packed import PackedWeight
+from bough.device.ops.packed import Kind, PackedWeight
 from bough.device.ops.rounded import RoundedRows
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
@@ -87,6 +87,10 @@ class Ops(Protocol):
 
     def gelu_mul(self, x: Tensor) -> Tensor:
         """As ``silu_mul`` with the tanh form of gelu (Hendrycks and Gimpel 2016)."""
+        ...
+
+    def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
+        """A weight [N, K], contiguous, rounded to INT8, Q8 or Q4_MIN (:mod:`bough.device.ops.quantise`)."""
         ...
 
     def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:

@@ -7,16 +7,19 @@ from typing import Literal
 import torch
 
 from bough.base.errors import ConfigError
+from bough.device.ops.packed import Kind
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Scheme
 from bough.device.quant.blocks import pack_as_stored
 from bough.device.quant.dense import DenseScheme
 from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme, KeptFp8Scheme
-from bough.device.quant.int4 import int4_in_groups
-from bough.device.quant.int8 import int8_in_groups, int8_per_output
-from bough.device.quant.packed import PackedScheme, pack_dense
+from bough.device.quant.packed import Pack, PackedScheme, pack_dense
 
 Quantize = Literal["auto", "none", "int8", "int4", "fp8"]
+
+
+def _rounding(ops: Ops, kind: Kind) -> Pack:
+    return lambda parameter: ops.quantise(kind, parameter.dense().contiguous())
 
 
 def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
@@ -31,10 +34,9 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
     * "fp8": rounded while loading, with a scale for each output; embedding and head stay. ConfigError where the device
       cannot multiply them.
     """
-    if quantize == "int8":
-        return PackedScheme(int8_per_output, int8_in_groups, dtype, ops)
-    if quantize == "int4":
-        return PackedScheme(int4_in_groups, int8_in_groups, dtype, ops)
+    if quantize in ("int8", "int4"):
+        layers = Kind.INT8 if quantize == "int8" else Kind.Q4_MIN
+        return PackedScheme(_rounding(ops, layers), _rounding(ops, Kind.Q8), dtype, ops)
     if quantize == "fp8":
         if "fp8" not in features or not isinstance(ops, Fp8Ops):
             raise ConfigError("fp8 weights need a GPU of compute capability 8.9 or newer", param="quantize")

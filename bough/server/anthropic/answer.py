@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from bough.server.answers import ChatChunkChoice, Delta, FunctionDelta, ToolCallDelta, Usage
 from bough.server.anthropic.schema import Block, MessagesRequest
 from bough.server.errors import encode_json
+from bough.server.messages import arguments_of
 
 Event = dict[str, Any]
 
@@ -39,6 +38,8 @@ class Growing:
         events: list[Event] = []
         for choice in choices:
             events += self._take(choice.delta)
+            if isinstance(choice.parse_error, str):
+                self.message["parse_error"] = choice.parse_error
             if choice.finish_reason is not None:
                 self._reason = choice.finish_reason
                 self._matched = choice.matched_stop if isinstance(choice.matched_stop, int | str) else None
@@ -51,7 +52,7 @@ class Growing:
         if message["stop_reason"] == "stop_sequence":
             message["stop_sequence"] = self._matched
         message["usage"] = _usage(usage)
-        delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+        delta = {name: message[name] for name in ("stop_reason", "stop_sequence", "parse_error") if name in message}
         return [
             *events, {"type": "message_delta", "delta": delta, "usage": message["usage"]}, {"type": "message_stop"}
         ]  # fmt: skip
@@ -80,8 +81,8 @@ class Growing:
         events = []
         if isinstance(call.id, str):
             events += self._open({"type": "tool_use", "id": call.id, "name": call.function.name, "input": {}})
-        if isinstance(call.function.arguments, str) and call.function.arguments:
-            events.append(self._delta("input_json_delta", "partial_json", call.function.arguments))
+        if isinstance(call.function.arguments, str):
+            self._pieces.append(call.function.arguments)
         return events
 
     def _write(self, kind: str, delta: str, text: str) -> list[Event]:
@@ -107,25 +108,22 @@ class Growing:
         }
 
     def _close(self) -> list[Event]:
-        """End the block that is open, if any."""
+        """End the block that is open, if any.
+
+        The input of a call is sent here, in one piece: clients fail on JSON that turns out to be none.
+        """
         content = self.message["content"]
         if not content:
             return []
         block, text = content[-1], "".join(self._pieces)
-        if block["type"] == "tool_use":
-            block["input"] = _arguments(text)
-        else:
+        stop = {"type": "content_block_stop", "index": len(content) - 1}
+        if block["type"] != "tool_use":
             block[block["type"]] = text
-        return [{"type": "content_block_stop", "index": len(content) - 1}]
-
-
-def _arguments(text: str) -> Any:
-    """The arguments of a call; of one that was cut off, their text."""
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
-        found = None
-    return found if isinstance(found, dict) else {"raw_arguments": text}
+            return [stop]
+        block["input"] = arguments_of(text)
+        if not block["input"]:
+            return [stop]
+        return [self._delta("input_json_delta", "partial_json", encode_json(block["input"]).decode()), stop]
 
 
 def _usage(usage: Usage) -> dict[str, int]:

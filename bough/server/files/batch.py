@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -32,6 +32,13 @@ class BatchErrors(msgspec.Struct, kw_only=True):
     object: str = "list"
 
 
+class Life(msgspec.Struct, kw_only=True):
+    """How long the files with the answers are kept, from when they are made."""
+
+    seconds: int
+    anchor: Literal["created_at"] = "created_at"
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """A batch as OpenAI's clients know it; times in seconds since 1970."""
 
@@ -56,6 +63,7 @@ class Batch(msgspec.Struct, kw_only=True):
     cancelled_at: int | None = None
     request_counts: Counts = msgspec.field(default_factory=Counts)
     metadata: dict[str, str] | None = None
+    output_expires_after: Life | None = None
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
@@ -65,7 +73,7 @@ class BatchRequest(msgspec.Struct, kw_only=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: dict[str, Any] | None = None
+    output_expires_after: Life | None = None
 
 
 class Line(msgspec.Struct, kw_only=True):

@@ -26,7 +26,6 @@ from bough.server.files.batch import (
     BatchError,
     BatchErrors,
     BatchRequest,
-    Counts,
     Place,
     answered,
     append,
@@ -34,7 +33,7 @@ from bough.server.files.batch import (
     read_places,
 )
 from bough.server.files.folder import DAY
-from bough.server.files.handlers import Files
+from bough.server.files.handlers import Files, check_life
 from bough.server.options import check_metadata
 from bough.server.paging import page
 from bough.server.service import Service
@@ -67,6 +66,8 @@ class Batches:
         if body.completion_window != WINDOW:
             raise InvalidRequest(f"completion_window must be {WINDOW}", param="completion_window")
         check_metadata(body.metadata, limits)
+        if body.output_expires_after is not None:
+            check_life(body.output_expires_after.seconds, "output_expires_after")
         try:
             source = folder.get(tenant, body.input_file_id)
         except NotFound:
@@ -80,7 +81,7 @@ class Batches:
         batch = Batch(
             id=f"batch_{secrets.token_hex(16)}", endpoint=body.endpoint, input_file_id=source.id,
             completion_window=WINDOW, created_at=now, expires_at=now + int(DAY), metadata=body.metadata,
-            model=call.service.model_name,
+            model=call.service.model_name, output_expires_after=body.output_expires_after,
         )  # fmt: skip
         owned[batch.id] = batch
         await self._save(tenant, batch)
@@ -166,14 +167,27 @@ class Batches:
         if errors:
             await self._fail(tenant, batch, errors)
             return None
-        done = [await on_disk(answered, folder.beside(tenant, batch.id, what)) for _, what in RESULTS]
-        batch.request_counts = Counts(total=len(places), completed=len(done[0]), failed=len(done[1]))
+        batch.request_counts.total = len(places)
+        done = await self._answered(tenant, batch)
         if batch.status == "validating":
             batch.status, batch.in_progress_at = "in_progress", int(time.time())
             await self._save(tenant, batch)
-        return [place for place in places if place.custom_id not in done[0] | done[1]]
+        return [place for place in places if place.custom_id not in done]
+
+    async def _answered(self, tenant: str, batch: Batch) -> set[str]:
+        """The requests that are answered on disk, counted."""
+        paths = [self.files.folder.beside(tenant, batch.id, what) for _, what in RESULTS]
+        done, failed = [await self.files.on_disk(answered, path) for path in paths]
+        batch.request_counts.completed, batch.request_counts.failed = len(done), len(failed)
+        return done | failed
 
     async def _fail(self, tenant: str, batch: Batch, errors: list[BatchError]) -> None:
+        try:
+            await self._answered(tenant, batch)
+            self._name_results(tenant, batch)
+            await self._hand_over(tenant, batch)
+        except OSError as error:
+            logger.error("what batch %s has answered is lost: %s", batch.id, error)
         batch.status, batch.failed_at, batch.errors = "failed", int(time.time()), BatchErrors(data=errors)
         await self._save(tenant, batch)
 
@@ -231,19 +245,12 @@ class Batches:
 
     async def _finish(self, tenant: str, batch: Batch) -> None:
         """Turn what was written into files. The batch names them first, so that this can be done again."""
-        folder, on_disk, now = self.files.folder, self.files.on_disk, int(time.time())
-        written = [(name, folder.beside(tenant, batch.id, what), what) for name, what in RESULTS]
+        now = int(time.time())
         if batch.status != "finalizing":
             batch.status, batch.finalizing_at = "finalizing", now
-            for name, path, _ in written:
-                if path.exists():
-                    setattr(batch, name, folder.new_id())
+            self._name_results(tenant, batch)
             await self._save(tenant, batch)
-        for name, path, what in written:
-            if path.exists():
-                filename = f"{batch.id}_{what}.jsonl"
-                life = self.service.limits.files_days * DAY
-                await on_disk(folder.add, tenant, getattr(batch, name), path, filename, "batch_output", life)
+        await self._hand_over(tenant, batch)
         if batch.cancelling_at is not None:
             batch.status, batch.cancelled_at = "cancelled", now
         elif batch.expired_at is not None:
@@ -251,6 +258,22 @@ class Batches:
         else:
             batch.status, batch.completed_at = "completed", now
         await self._save(tenant, batch)
+
+    def _name_results(self, tenant: str, batch: Batch) -> None:
+        for name, what in RESULTS:
+            if getattr(batch, name) is None and self.files.folder.beside(tenant, batch.id, what).exists():
+                setattr(batch, name, self.files.folder.new_id())
+
+    async def _hand_over(self, tenant: str, batch: Batch) -> None:
+        """Turn what was written, which the batch has named, into files."""
+        folder, life = self.files.folder, self.service.limits.files_days * DAY
+        if batch.output_expires_after is not None:
+            life = batch.output_expires_after.seconds
+        for name, what in RESULTS:
+            path = folder.beside(tenant, batch.id, what)
+            if path.exists():
+                filename = f"{batch.id}_{what}.jsonl"
+                await self.files.on_disk(folder.add, tenant, getattr(batch, name), path, filename, "batch_output", life)
 
 
 def _tenant(request: Request) -> str:

@@ -174,11 +174,15 @@ def _life(form: FormData, limits: Limits, purpose: str) -> float | None:
     if asked is None:
         return limits.files_days * DAY if purpose == "batch" else None
     text = str(asked)
-    if not text.isdigit() or not SHORTEST_LIFE <= int(text[:16]) <= LONGEST_LIFE:
-        raise InvalidRequest(
-            f"expires_after.seconds must be in [{SHORTEST_LIFE}, {LONGEST_LIFE}]", param="expires_after"
-        )
-    return float(text)
+    seconds = int(text[:16]) if text.isdecimal() and text.isascii() else -1
+    check_life(seconds, "expires_after")
+    return float(seconds)
+
+
+def check_life(seconds: int, param: str) -> None:
+    """Raises InvalidRequest for a time that is too short or too long to keep a file."""
+    if not SHORTEST_LIFE <= seconds <= LONGEST_LIFE:
+        raise InvalidRequest(f"{param}.seconds must be in [{SHORTEST_LIFE}, {LONGEST_LIFE}]", param=param)
 
 
 def _copy(source: IO[bytes], path: Path) -> None:

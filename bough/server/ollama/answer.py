@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-import msgspec
-
 from bough.server.answers import ChatChunkChoice, FunctionDelta, ToolCallDelta, Usage
+from bough.server.messages import arguments_of
 
 NANO = 1_000_000_000
 
@@ -47,6 +46,7 @@ class Teller:
         self._started = started
         self._read: float | None = None
         self._reason = "stop"
+        self._trouble: dict[str, str] = {}
         self._calls: list[tuple[str, str, list[str]]] = []
 
     def take(self, choices: Sequence[ChatChunkChoice]) -> Said:
@@ -68,6 +68,8 @@ class Teller:
             if choice.finish_reason is not None:
                 said.calls += self._complete()
                 self._reason = "length" if choice.finish_reason == "length" else "stop"
+            if isinstance(choice.parse_error, str):
+                self._trouble = {"parse_error": choice.parse_error}
         return said
 
     def _call(self, call: ToolCallDelta) -> list[dict[str, Any]]:
@@ -82,7 +84,7 @@ class Teller:
 
     def _complete(self) -> list[dict[str, Any]]:
         done = [
-            {"id": made, "function": {"name": name, "arguments": _arguments("".join(pieces))}}
+            {"id": made, "function": {"name": name, "arguments": arguments_of("".join(pieces))}}
             for made, name, pieces in self._calls
         ]
         self._calls = []
@@ -114,6 +116,7 @@ class Teller:
         read = ended if self._read is None else self._read
         return line | {
             "done_reason": self._reason,
+            **self._trouble,
             "total_duration": int((ended - self._started) * NANO),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,
@@ -121,12 +124,3 @@ class Teller:
             "eval_count": usage.completion_tokens,
             "eval_duration": int((ended - read) * NANO),
         }
-
-
-def _arguments(text: str) -> Any:
-    """The arguments of a call; of one that was cut off, their text."""
-    try:
-        found = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError:
-        found = None
-    return found if isinstance(found, dict) else {"raw_arguments": text}

@@ -24,7 +24,9 @@ class Options(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
     typical_p: float | None = None
+    tfs_z: float | None = None
     mirostat: int | None = None
 
 

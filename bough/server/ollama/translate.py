@@ -86,8 +86,14 @@ def _chat(call: Call, body: OllamaRequest, messages: list[Message]) -> ChatReque
 def _sampling(chat: ChatRequest, o: Options) -> None:
     if o.mirostat:
         raise InvalidRequest("mirostat is not supported", param="options.mirostat")
-    if o.typical_p not in (None, 1.0):
-        raise InvalidRequest("typical_p is not supported", param="options.typical_p")
+    for name in ("typical_p", "tfs_z"):
+        if getattr(o, name) not in (None, 1.0):
+            raise InvalidRequest(f"{name} is not supported", param=f"options.{name}")
+    if o.repeat_last_n not in (None, 0, -1):
+        raise InvalidRequest(
+            "repeat_last_n can be -1, as penalties look at the whole text, or 0 for no repeat_penalty",
+            param="options.repeat_last_n",
+        )
     if o.num_predict is not None and o.num_predict >= 0:  # below, as long as it takes
         chat.max_tokens = o.num_predict
     chat.temperature = TEMPERATURE if o.temperature is None else o.temperature
@@ -96,7 +102,7 @@ def _sampling(chat: ChatRequest, o: Options) -> None:
     chat.min_p, chat.stop = o.min_p, o.stop
     chat.seed = None if o.seed == -1 else o.seed
     chat.presence_penalty, chat.frequency_penalty = o.presence_penalty, o.frequency_penalty
-    chat.repetition_penalty = o.repeat_penalty
+    chat.repetition_penalty = None if o.repeat_last_n == 0 else o.repeat_penalty
 
 
 def _messages(messages: list[Message]) -> list[Message]:

@@ -7,11 +7,12 @@ from typing import Any
 
 from bough.base.errors import InvalidRequest
 from bough.base.params import PoolingParams
+from bough.server.chat import render
 from bough.server.errors import encode_json
 from bough.server.options import split_prompt
-from bough.server.pooling.schema import UNSUPPORTED_ENCODE, ClassifyRequest, EmbeddingsRequest, EncodeRequest
-from bough.server.pooling.vectors import Vectors, as_base64, probabilities, unit, vectors
-from bough.server.schema import refuse_unsupported
+from bough.server.pooling.schema import UNSUPPORTED_EMBEDDINGS, ClassifyRequest, EmbeddingsRequest, EncodeRequest
+from bough.server.pooling.vectors import Vectors, as_base64, cut, probabilities, unit, vectors
+from bough.server.schema import TokenizeRequest, refuse_unsupported
 from bough.server.work import Call
 
 CLASSIFY = PoolingParams(kind="classify")
@@ -19,19 +20,34 @@ CLASSIFY = PoolingParams(kind="classify")
 
 async def embeddings(call: Call, body: EmbeddingsRequest) -> bytes:
     """POST /v1/embeddings: one vector of length 1 per text."""
-    prompts = split_prompt(body.input, call.service.limits)
-    found = await vectors(call, body, prompts, "embd-")
-    rows = unit(found.rows, body.dimensions)
-    shown: list[Any] = [as_base64(row) for row in rows] if body.encoding_format == "base64" else rows.tolist()
+    refuse_unsupported(body, UNSUPPORTED_EMBEDDINGS)
+    found = await vectors(call, body, await _texts(call, body), "embd-")
+    plain = body.use_activation is False or body.normalize is False
+    rows = cut(found.rows, body.dimensions) if plain else unit(found.rows, body.dimensions)
+    dtype = (">" if body.endianness == "big" else "<") + ("f2" if body.embed_dtype == "float16" else "f4")
+    shown: list[Any] = [as_base64(row, dtype) for row in rows] if body.encoding_format == "base64" else rows.tolist()
     data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(shown)]
     return _listed(call, found, data)
+
+
+async def _texts(call: Call, body: EmbeddingsRequest) -> list[str | list[int]]:
+    """The texts of ``input``, or the one conversation of vLLM's ``messages``."""
+    if (body.input is None) == (body.messages is None):
+        raise InvalidRequest("exactly one of input and messages must be given", param="input")
+    if body.input is not None:
+        return split_prompt(body.input, call.service.limits, "input")
+    chat = TokenizeRequest(
+        messages=body.messages, add_generation_prompt=bool(body.add_generation_prompt),
+        continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
+    )  # fmt: skip
+    return [await render(call.engine, call.service, chat)]
 
 
 async def classify(call: Call, body: ClassifyRequest) -> bytes:
     """POST /v1/classify: the probabilities of the model's labels."""
     if body.input is None:
         raise InvalidRequest("input is missing", param="input")
-    prompts = split_prompt(body.input, call.service.limits)
+    prompts = split_prompt(body.input, call.service.limits, "input")
     found = await vectors(call, body, prompts, "classify-", CLASSIFY)
     rows = found.rows if body.use_activation is False else probabilities(found.rows)
     labels = call.service.hello.model.labels
@@ -52,7 +68,6 @@ async def classify_native(call: Call, body: ClassifyRequest) -> bytes:
 
 async def encode(call: Call, body: EncodeRequest) -> bytes:
     """POST /encode: SGLang's way to ask for embeddings."""
-    refuse_unsupported(body, UNSUPPORTED_ENCODE)
     found, single = await _native(call, body, body.text, body.input_ids, None)
     return _native_answer(found, unit(found.rows, body.dimensions).tolist(), single)
 
@@ -67,9 +82,9 @@ async def _native(
     """(vectors, whether a single text was given and not a list)."""
     if (text is None) == (input_ids is None):
         raise InvalidRequest("exactly one of text and input_ids must be given", param="text")
-    prompts = split_prompt(text if text is not None else input_ids or [], call.service.limits)
-    single = isinstance(text, str) or (input_ids is not None and isinstance(input_ids[0], int))
     param = "text" if text is not None else "input_ids"
+    prompts = split_prompt(text if text is not None else input_ids or [], call.service.limits, param)
+    single = isinstance(text, str) or (input_ids is not None and isinstance(input_ids[0], int))
     return await vectors(call, body, prompts, "embd-", pooling, param=param), single
 
 

@@ -15,7 +15,8 @@ from bough.base.messages import Namespace
 from bough.base.params import PoolingParams
 from bough.engine.generation import Embedding, GenerateOptions
 from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
-from bough.server.pooling.schema import PoolingRequest
+from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
+from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
 
 Floats = NDArray[np.float32]
@@ -55,6 +56,7 @@ async def vectors(
 ) -> Vectors:
     """The vectors of ``prompts``; ``prefix`` begins the answer's id. Raises what is wrong with the request."""
     service = call.service
+    refuse_unsupported(body, UNSUPPORTED_POOLING)
     service.check_model(body.model)
     if len(prompts) > service.limits.batch_prompts:
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
@@ -92,12 +94,18 @@ def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> lis
     return ids[-length:] if body.truncation_side == "left" else ids[:length]
 
 
-def unit(rows: Floats, dimensions: int | None = None) -> Floats:
-    """``rows`` [N, D] cut to ``dimensions`` (Matryoshka embeddings, Kusupati et al. 2022), then of length 1."""
+def cut(rows: Floats, dimensions: int | None) -> Floats:
+    """``rows`` [N, D] cut to ``dimensions`` (Matryoshka embeddings, Kusupati et al. 2022)."""
     if dimensions is not None:
         if not 1 <= dimensions <= rows.shape[1]:
             raise InvalidRequest(f"dimensions must be in [1, {rows.shape[1]}], not {dimensions}", param="dimensions")
         rows = rows[:, :dimensions]
+    return rows
+
+
+def unit(rows: Floats, dimensions: int | None = None) -> Floats:
+    """``rows`` [N, D] cut to ``dimensions``, then of length 1."""
+    rows = cut(rows, dimensions)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
 
@@ -110,6 +118,6 @@ def probabilities(scores: Floats) -> Floats:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
 
 
-def as_base64(row: Floats) -> str:
-    """Little-endian float32, as OpenAI's client asks for it."""
-    return base64.b64encode(row.astype("<f4").tobytes()).decode()
+def as_base64(row: Floats, dtype: str = "<f4") -> str:
+    """By default little-endian float32, as OpenAI's client asks for it."""
+    return base64.b64encode(row.astype(dtype).tobytes()).decode()

@@ -16,6 +16,7 @@ from bough.server.answers import ChatChunkChoice, Usage
 from bough.server.errors import encode_json
 from bough.server.options import new_id
 from bough.server.responses.schema import ResponsesRequest
+from bough.text.tools.values import is_object
 
 Event = dict[str, Any]
 
@@ -75,6 +76,8 @@ class Growing:
         self._open: dict[str, Any] | None = None
         self._call: int | None = None
         self._reason: str | None = None
+        self._logprobs: list[Any] = []
+        """Of tokens whose text is held back, or is the end of reasoning or of a call, which have none."""
 
     def begin(self) -> list[Event]:
         events = [self._event("created", response=self.response)]
@@ -91,14 +94,25 @@ class Growing:
         events: list[Event] = []
         for choice in choices:
             delta = msgspec.to_builtins(choice.delta)
-            if text := delta.get("reasoning_content"):
-                events += self._grow("reasoning", text, [])
+            logprobs = [] if choice.logprobs is None else msgspec.to_builtins(choice.logprobs.content)
             if text := delta.get("content"):
-                logprobs = [] if choice.logprobs is None else msgspec.to_builtins(choice.logprobs.content)
+                logprobs, self._logprobs = self._logprobs + logprobs, []
+                if self._open is None or self._open["type"] != "message":
+                    logprobs = _from_text(logprobs, text)
                 events += self._grow("message", text, logprobs)
-            for call in delta.get("tool_calls") or ():
-                events += self._grow_call(call)
+            elif text := delta.get("reasoning_content"):
+                self._logprobs = logprobs
+                events += self._grow("reasoning", text, [])
+            elif calls := delta.get("tool_calls"):
+                self._logprobs = []
+                for call in calls:
+                    events += self._grow_call(call)
+                self._logprobs = logprobs
+            else:
+                self._logprobs += logprobs
             self._reason = choice.finish_reason or self._reason
+            if isinstance(choice.parse_error, str):
+                self.response["parse_error"] = choice.parse_error
         return events
 
     def end(self, usage: Usage, warnings: list[str]) -> list[Event]:
@@ -182,10 +196,14 @@ class Growing:
         events: list[Event] = []
         if item["type"] == "function_call":
             name, text = item["name"], item["arguments"]
+            if not is_object(text):
+                item["status"] = "incomplete"
             events.append(self._item_part("function_call_arguments.done", name=name, arguments=text))
         else:
             part = item["content"][0]
             if item["type"] == "message":
+                part["logprobs"] += self._logprobs
+                self._logprobs = []
                 events.append(self._part_event("output_text.done", text=part["text"], logprobs=part["logprobs"]))
             else:
                 events.append(self._part_event("reasoning_text.done", text=part["text"]))
@@ -209,6 +227,17 @@ class Growing:
 
     def _part_event(self, kind: str, /, **fields: Any) -> Event:
         return self._item_part(kind, content_index=0, **fields)
+
+
+def _from_text(logprobs: list[Any], text: str) -> list[Any]:
+    """``logprobs`` from the token on with which ``text`` begins: those before it were of a mark or of white space."""
+    pieces = [bytes(entry["bytes"]) for entry in logprobs]
+    at = b"".join(pieces).rfind(text.encode())
+    first = 0
+    while at > 0 and at >= len(pieces[first]):
+        at -= len(pieces[first])
+        first += 1
+    return logprobs[first:]
 
 
 def response_usage(usage: Usage) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from bough.server.paging import integer, page
 from bough.server.responses.answer import Event, Growing, encode_event, new_response
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.responses.store import EventLog, ResponseStore, Stored
-from bough.server.responses.translate import Item, chat_request, check, input_items, param_of, resolved
+from bough.server.responses.translate import Item, chat_request, check, input_items, own_words, param_of, resolved
 from bough.server.responses.truncate import fitting
 from bough.server.schema import Empty, decoder
 from bough.server.service import Service
@@ -213,7 +213,7 @@ def _own_names() -> Iterator[None]:
     try:
         yield
     except BoughError as error:
-        error.param = param_of(error.param)
+        error.param, error.message = param_of(error.param), own_words(error.message)
         raise
 
 

@@ -57,6 +57,9 @@ class ResponsesRequest(Unsupported, kw_only=True):
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
+    previous_input_messages: Any = None
+    enable_response_messages: Any = None
+    request_id: Any = None
     # As SGLang and vLLM extend it
     seed: int | None = None
     top_k: int | None = None
@@ -87,7 +90,10 @@ class ResponsesRequest(Unsupported, kw_only=True):
     timeout: float | None = None
 
 
-UNSUPPORTED_RESPONSES = (*UNSUPPORTED, "conversation", "prompt", "context_management", "moderation")
+UNSUPPORTED_RESPONSES = (
+    *UNSUPPORTED, "conversation", "prompt", "context_management", "moderation", "previous_input_messages",
+    "enable_response_messages", "request_id",
+)  # fmt: skip
 INCLUDABLE = ("message.output_text.logprobs", "reasoning.encrypted_content")
 SAME_IN_CHAT = (
     "model", "temperature", "top_p", "parallel_tool_calls", "metadata", "service_tier", "user", "safety_identifier",

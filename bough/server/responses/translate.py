@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from bough.base.errors import InvalidRequest
+from bough.server.dialect import renamed
 from bough.server.options import new_id
 from bough.server.responses.schema import INCLUDABLE, SAME_IN_CHAT, UNSUPPORTED_RESPONSES, ResponsesRequest
 from bough.server.schema import ChatRequest, refuse_constraints, refuse_unsupported
@@ -41,15 +42,28 @@ def input_items(body: ResponsesRequest) -> list[Item]:
     if not body.input:
         raise InvalidRequest("input is empty", param="input")
     items = []
-    for i, item in enumerate(body.input):
-        kind = item.get("type", "message" if "role" in item else None)
+    for i, given in enumerate(body.input):
+        item = {name: value for name, value in given.items() if value is not None}
+        kind = item.get("type", "message" if "role" in item else "item_reference" if "id" in item else None)
+        _check_item(item, f"input[{i}]")
         if kind == "message":
             items.append(_message(item))
         elif kind in ("function_call", "function_call_output", "reasoning", "item_reference"):
-            items.append({"id": new_id(f"{kind[:2]}_"), "status": "completed", **item})
+            items.append({"id": new_id(f"{kind[:2]}_"), "status": "completed", **item, "type": kind})
         else:
             raise InvalidRequest(f"input[{i}]: items of the type {str(kind)[:64]!r} are not supported", param="input")
     return items
+
+
+def _check_item(item: Item, where: str) -> None:
+    """Raises InvalidRequest for ids that are no texts, and for reasoning that is not in parts."""
+    for name in ("id", "call_id"):
+        if not isinstance(item.get(name, ""), str):
+            raise InvalidRequest(f"{where}.{name} must be text", param="input")
+    if item.get("type") == "reasoning":
+        for name in ("summary", "content"):
+            if not isinstance(item.get(name, []), list):
+                raise InvalidRequest(f"{where}.{name} must be a list of parts", param="input")
 
 
 def _message(item: Item) -> Item:
@@ -83,7 +97,7 @@ def chat_request(body: ResponsesRequest, items: list[Item], rid: str) -> ChatReq
         fields["logprobs"], fields["top_logprobs"] = True, body.top_logprobs or 0
     if body.tools:
         fields["tools"] = [_tool(tool, i) for i, tool in enumerate(body.tools)]
-        fields["tool_choice"] = _tool_choice(body.tool_choice)
+    fields["tool_choice"] = _tool_choice(body.tool_choice)
     if body.text is not None and body.text.format is not None:
         fields["response_format"] = _response_format(body.text.format)
     if body.text is not None and body.text.verbosity is not None:
@@ -94,7 +108,8 @@ def chat_request(body: ResponsesRequest, items: list[Item], rid: str) -> ChatReq
         return msgspec.convert(fields, ChatRequest)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
-        raise InvalidRequest(message, param=param_of(path.strip("`").removeprefix("$."))) from None
+        param = param_of(path.strip("`").removeprefix("$."))
+        raise InvalidRequest(own_words(message), param=param) from None
 
 
 def param_of(chat_param: str | None) -> str | None:
@@ -103,6 +118,11 @@ def param_of(chat_param: str | None) -> str | None:
         return None
     name = chat_param.partition("[")[0].partition(".")[0]
     return _PARAMS.get(name, chat_param.replace("].function.", "]."))
+
+
+def own_words(message: str) -> str:
+    """What an error in the chat says, in the names of this API."""
+    return renamed(message, _PARAMS).replace("].function.", "].")
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
@@ -150,9 +170,17 @@ def _tool(tool: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
+    """``choice`` with what it says of functions and of allowed tools an object of its own, as in chats."""
     if isinstance(choice, dict) and choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        return _named(choice)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
+        allowed = {"mode": choice.get("mode"), "tools": [_named(tool) for tool in choice["tools"]]}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     return choice
+
+
+def _named(tool: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": tool.get("name") if isinstance(tool, dict) else None}}
 
 
 def _response_format(wanted: dict[str, Any]) -> dict[str, Any]:

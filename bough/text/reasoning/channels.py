@@ -17,6 +17,7 @@ _HEADERS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _RECIPIENT = re.compile(r"\bto=([\w./-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_STRING_MARK = re.compile(r'(?s:\\.?)|"')
 _NOBODY = frozenset(("assistant", "user", "all"))
 
 
@@ -25,6 +26,7 @@ class ChannelSplitter(Splitter):
 
     def __init__(self) -> None:
         self._last: type[Event] | None = None
+        self._in_string = self._escaped = False
         super().__init__()
 
     def _run(self) -> Parse:
@@ -34,7 +36,9 @@ class ChannelSplitter(Splitter):
             found = yield from self._reader.until(bodies, sink)
             if found is None:
                 return
-            if found in _HEADERS:
+            if sink == self._on_call and self._in_string:
+                self._on_call(found)  # an argument speaks of it
+            elif found in _HEADERS:
                 header = [found]
                 end = yield from self._reader.until(literals("<|message|>", *_ENDS), header.append)
                 if end != "<|message|>":
@@ -54,6 +58,7 @@ class ChannelSplitter(Splitter):
         if recipient is not None and recipient[1] not in _NOBODY:
             name = recipient[1].removeprefix("functions.")
             self._last = None
+            self._in_string = self._escaped = False
             self._events.append(Content(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"))
             return self._on_call
         if channel is not None and channel[1] == "analysis":
@@ -77,4 +82,9 @@ class ChannelSplitter(Splitter):
         self._events.append(Content(text))
 
     def _on_call(self, text: str) -> None:
+        """Pass on the JSON of a call's arguments, and see whether it ends within a string."""
         self._events.append(Content(text))
+        start, self._escaped = int(self._escaped), False
+        for mark in _STRING_MARK.finditer(text, start):
+            self._in_string ^= mark[0] == '"'
+            self._escaped = mark[0] == "\\"

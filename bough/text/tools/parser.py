@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from bough.text.events import CallArguments, CallStart, Content, Event, Trouble, merge_events
-from bough.text.reader import Literals, Mismatch, Parse, Reader, literals
+from bough.text.reader import Literals, Mismatch, Parse, Reader, Sink, literals
 from bough.text.tools.format import Arguments, CallId, Envelope, Family, Format, Name, Parameters, Part, Serial
 from bough.text.tools.values import Translator, is_object, json_text, json_value, quoted, text_value
 from bough.text.trim import Trimmer
@@ -146,7 +146,7 @@ class ToolParser:
                 self._reader.take_all()
 
     def _fail(self, mismatch: Mismatch, opening: str) -> None:
-        """The section ends here, because of ``mismatch``; what was taken of it since its last call is content."""
+        """The section ends here, because of ``mismatch``; what was taken of it and is in no call is content."""
         raw = opening + self._reader.unmark()
         if self._call.complete and mismatch.ended:
             self._reader.take_all()
@@ -187,17 +187,17 @@ class ToolParser:
             case Parameters():
                 yield from self._parameters(part)
             case Arguments(None):
-                yield from self._arguments()
+                yield from self._arguments(self._argument_text)
+                self._complete()
             case Arguments(notation):
                 assert notation is not None
                 yield from reader.literal(notation.bracket)
-                self._start()
                 yield from Translator(reader, notation, self._argument_text).arguments()
                 self._complete()
 
     def _envelope(self) -> Parse:
         reader, call = self._reader, self._call
-        early: str | None = None
+        early: list[str] = []
         yield from reader.literal("{")
         end: str | None = ","
         while end == ",":
@@ -207,12 +207,10 @@ class ToolParser:
                 call.name = yield from json_text(reader)
                 self._check_name()
             elif key in ("arguments", "parameters") and not call.started:
-                if call.name:
-                    yield from self._arguments()
-                else:
-                    parts: list[str] = []
-                    yield from json_value(reader, parts.append)
-                    early = "".join(parts)
+                early = []
+                yield from self._arguments(self._argument_text if call.name else early.append)
+                if call.started:
+                    self._complete()
             elif key == "id":
                 call.id = yield from json_text(reader)
             elif key == "type":
@@ -224,30 +222,24 @@ class ToolParser:
             raise Mismatch("expected ',' or '}'", ended=reader.ended and reader.empty)
         if not call.started:
             self._check_name()
-            self._start()
-            self._argument_text("{}" if early is None else early)
+            self._argument_text("".join(early) if early else "{}")
             self._complete()
 
-    def _arguments(self) -> Parse:
-        """A JSON object, or the JSON string of one."""
+    def _arguments(self, sink: Sink) -> Parse:
+        """A JSON object, or the JSON string of one, into ``sink``."""
         reader = self._reader
         yield from reader.space()
         head = yield from reader.char()
         if head == '"':
-            text = yield from json_text(reader)
-            self._start()
-            self._argument_text(text)
+            sink((yield from json_text(reader)))
         elif head == "{":
-            self._start()
-            yield from json_value(reader, self._argument_text)
+            yield from json_value(reader, sink)
         else:
             raise Mismatch("the arguments are not an object")
-        self._complete()
 
     def _parameters(self, part: Parameters) -> Parse:
         reader, name = self._reader, self._call.name
         schema = (self._tools or {}).get(name, {})
-        self._start()
         self._argument_text("{")
         first = True
         while (yield from reader.choice((part.before,))) is not None:
@@ -301,12 +293,15 @@ class ToolParser:
         call.index = self._calls
         self._calls += 1
         self._content.edge()
-        self._reader.unmark()
         self._events.append(CallStart(call.index, call.name, call.id))
 
     def _argument_text(self, text: str) -> None:
+        """Report arguments, the first with their call; what is taken from here on is in neither yet."""
+        if not self._call.started:
+            self._start()
         self._call.text.append(text)
         self._events.append(CallArguments(self._call.index, text))
+        self._reader.mark()
 
     def _complete(self) -> None:
         call = self._call

@@ -17,7 +17,8 @@ MAX_DEPTH = 64
 
 _PLAIN = re.compile(r'(?:[^"\\]++|\\(?s:.))*+')
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_FLAT = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\\x00-\x1f]++|\\(?s:.))*+")*+')
+_ESCAPED_OR_CONTROL = re.compile(r"(\\[^\x00-\x1f])|(\\?)([\x00-\x1f])")
+_FLAT = re.compile(r'(?:[^"{}\[\]]++|"(?:[^"\\\x00-\x1f]++|\\[^\x00-\x1f])*+")*+')
 _UNQUOTED = {quote: re.compile(rf"(?:[^{quote}\\]++|\\[^xuU])*+") for quote in ("'", '"')}
 _SIMPLE_ESCAPE = re.compile(r"\\([^xuU])")
 _SCALAR = re.compile(r"[^\s,{}\[\]\"]*+")
@@ -34,6 +35,11 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def is_bare(name: str) -> bool:
+    """Whether ``name`` can stand without quotes as the name of an argument."""
+    return bool(name) and _WORD.fullmatch(name) is not None
+
+
 def is_object(text: str) -> bool:
     """Whether ``text`` is a JSON object."""
     try:
@@ -42,14 +48,15 @@ def is_object(text: str) -> bool:
         return False
 
 
-_CONTROLS = {code: quoted(chr(code)) for code in range(32)}
+_CONTROLS = {chr(code): quoted(chr(code)) for code in range(32)}
 
 
 # JSON, passed on as it was written
 
 
 def json_value(reader: Reader, sink: Sink) -> Parse:
-    """Pass on one JSON value; control characters in its strings are escaped, which models forget.
+    """Pass on one JSON value; control characters in its strings, and backslashes before them, are escaped, which
+    models forget.
 
     Otherwise only strings and brackets are looked at. Raises Mismatch where the value ends too early or nests too
     deeply.
@@ -97,7 +104,7 @@ def _json_string(reader: Reader, sink: Sink) -> Parse:
     sink('"')
     while True:
         if plain := reader.take_match(_PLAIN):
-            sink(plain.translate(_CONTROLS) if _CONTROL.search(plain) else plain)
+            sink(_ESCAPED_OR_CONTROL.sub(_escaped, plain) if _CONTROL.search(plain) else plain)
         head = yield from reader.char()
         if not head:
             raise Mismatch("the text ended within a string")
@@ -108,6 +115,11 @@ def _json_string(reader: Reader, sink: Sink) -> Parse:
         if head == "\\":
             if len((yield from reader.ahead(2))) < 2:
                 raise Mismatch("the text ended within a string")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """An escape as it is; a control character, and a backslash before it, which escapes nothing, as escapes."""
+    return found[1] or found[2] * 2 + _CONTROLS[found[3]]
 
 
 def json_text(reader: Reader) -> Generator[None, None, str]:
@@ -161,8 +173,10 @@ class Translator:
         self._sink = sink
 
     def arguments(self) -> Parse:
-        """From behind the opening bracket to behind the closing one."""
-        self._sink("{")
+        """From behind the opening bracket to behind the closing one.
+
+        Nothing is passed on before the first name, and what assigns to it, were there: a call in prose has neither.
+        """
         yield from self._pairs(self._notation.end, self._notation.assign, 1)
 
     def _pairs(self, end: str, assign: str, depth: int) -> Parse:
@@ -171,7 +185,7 @@ class Translator:
             yield from self._reader.space()
             if (yield from self._reader.char()) == end:
                 self._reader.skip(1)
-                self._sink("}")
+                self._sink("{}" if first else "}")
                 return
             if not first:
                 yield from self._reader.literal(",")
@@ -180,7 +194,7 @@ class Translator:
                     continue
             key = yield from self._key()
             yield from self._reader.literal(assign)
-            self._sink(f'{"" if first else ", "}"{quoted(key)}": ')
+            self._sink(f'{"{" if first else ", "}"{quoted(key)}": ')
             yield from self._value(depth)
             first = False
 
@@ -213,7 +227,6 @@ class Translator:
                 raise Mismatch("expected a value")
             self._sink(_word(word))
         elif quote == "{":
-            self._sink("{")
             yield from self._pairs("}", ":", depth + 1)
         elif quote in ("[", "("):
             yield from self._items("]" if quote == "[" else ")", depth + 1)

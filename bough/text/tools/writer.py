@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.text.tools.format import Arguments, CallId, Envelope, Family, Format, Name, Parameters, Part, Serial
-from bough.text.tools.values import Notation, quoted
+from bough.text.tools.values import Notation, is_bare, quoted
 
 Call = tuple[str, Mapping[str, Any]]
 """(name, arguments)."""
@@ -51,7 +51,9 @@ def _write_part(part: Part, call: Call, index: int) -> str:
             return json.dumps(arguments, ensure_ascii=False)
         case Arguments(notation):
             assert notation is not None
-            pairs = (f"{key}{notation.assign}{_value(notation, value)}" for key, value in arguments.items())
+            pairs = (
+                f"{_name(notation, key)}{notation.assign}{_value(notation, value)}" for key, value in arguments.items()
+            )
             return notation.bracket + (", " if notation.escapes else ",").join(pairs) + notation.end
 
 
@@ -78,4 +80,9 @@ def _value(notation: Notation, value: Any) -> str:
 
 
 def _key(notation: Notation, key: str) -> str:
-    return f'"{quoted(key)}"' if notation.escapes else key
+    return f'"{quoted(key)}"' if notation.escapes else _name(notation, key)
+
+
+def _name(notation: Notation, name: str) -> str:
+    """``name`` bare where it can be read so."""
+    return name if is_bare(name) and not name.startswith(notation.quotes) else f'"{quoted(name)}"'

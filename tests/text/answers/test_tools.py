@@ -183,6 +183,56 @@ def test_line_ends_within_json_strings_are_escaped() -> None:
     assert arguments("hermes", answer) == {"code": "a\n\tb"}
 
 
+def test_a_backslash_before_a_line_end_stays_a_backslash_however_the_text_is_cut() -> None:
+    answer = '<tool_call>{"name": "f", "arguments": {"code": "a \\\\\n\tb \\\n\tc \\""}}</tool_call>'
+    assert arguments("hermes", answer) == {"code": 'a \\\n\tb \\\n\tc "'}
+    whole = parse_answer(parser(BY_NAME["hermes"], None), answer)
+    for size in (1, 2, 3, 5):
+        assert in_pieces(parser(BY_NAME["hermes"], None), answer, range(size, len(answer), size)) == whole
+
+
+@pytest.mark.parametrize(("name", "text", "calls", "content"), [
+    ("pythonic", '[get_weather("Paris")]', [], '[get_weather("Paris")]'),
+    ("gemma-3", '```tool_code\nget_weather("Paris")\n```', [], '```tool_code\nget_weather("Paris")\n```'),
+    ("pythonic", "[get_time(), get_weather(Paris, 2)]", [("get_time", "{}")], ", get_weather(Paris, 2)]"),
+    ("pythonic", "[get_weather(city='P', metres 2)]", [("get_weather", '{"city": "P"')], ", metres 2)]"),
+    ("gemma-4", "<|tool_call>call:get_weather{city", [], "<|tool_call>call:get_weather{city"),
+    (
+        "qwen3-coder", "<tool_call>\n<function=get_weather>\n<parameter=city>\nP\n</parameter>\n<parameter=da",
+        [("get_weather", '{"city": "P"')], "<parameter=da",
+    ),
+])  # fmt: skip
+def test_what_is_taken_for_arguments_and_is_none_stays_text(name: str, text: str, calls: Any, content: str) -> None:
+    events = parse_answer(parser(BY_NAME[name]), text)
+    assert calls_of(events) == calls and content_of(events) == content
+    assert [event for event in events if isinstance(event, Trouble)]
+    assert in_pieces(parser(BY_NAME[name]), text, range(1, len(text))) == events
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "P"}', '"{\\"city\\": \\"P\\"}"', '""', '"x"', "null", "[1]", "2"])
+def test_the_order_of_an_envelope_does_not_matter(arguments: str) -> None:
+    texts = [
+        f'<tool_call>{{"name": "get_weather", "arguments": {arguments}}}</tool_call>',
+        f'<tool_call>{{"arguments": {arguments}, "name": "get_weather"}}</tool_call>',
+    ]
+    one, other = (parse_answer(parser(BY_NAME["hermes"]), text) for text in texts)
+    assert calls_of(one) == calls_of(other)
+    assert [e for e in one if isinstance(e, Trouble)] == [e for e in other if isinstance(e, Trouble)]
+    for events, text in ((one, texts[0]), (other, texts[1])):
+        assert calls_of(events) or content_of(events) == text
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "functiongemma", "gemma-4", "hermes", "pythonic"])
+def test_arguments_that_speak_of_formats_come_back(name: str) -> None:
+    city = '<|end|> \\" <|start|>assistant<|channel|>final<|message|>x<|return|><|call|>\\'
+    calls: Calls = [("get_weather", {"city": city, "where": dict.fromkeys(("a b", 'q"', "x:y", "{", "", "é"), 1)})]
+    text = write_calls(BY_NAME[name], calls)
+    events = parse_answer(parser(BY_NAME[name]), text)
+    assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
+    assert not content_of(events) and not [e for e in events if isinstance(e, Trouble)]
+    assert in_pieces(parser(BY_NAME[name]), text, range(1, len(text))) == events
+
+
 def test_arguments_that_are_not_json_come_as_they_are_with_the_reason() -> None:
     events = parse_answer(parser(BY_NAME["hermes"]), '<tool_call>{"name": "get_time", "arguments": {x: 1}}</tool_call>')
     assert calls_of(events) == [("get_time", "{x: 1}")]

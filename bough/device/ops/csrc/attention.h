@@ -24,6 +24,7 @@ struct Attention {
     const int group_heads, dim, words;
     const int64_t record;   // floats of one query's partial result: output, maximum, sum
     const bool direct;      // cells have the type that is computed with
+    const bool bytes;       // cells are int8, and computed with as they are (bytes.h)
     float cap_scale, log2_scale;    // score := tanh(cap_scale * product), unless that is 0; log2(weight) = log2_scale * score
     int queries_per_unit = 0;
     Unit* units = nullptr;
@@ -34,7 +35,8 @@ struct Attention {
 
     explicit Attention(const AttentionCall& c)
         : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
-          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)) {}
+          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
+          bytes(c.kv_dtype == BOUGH_INT8 && sizeof(T) == 2) {}
 
     int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
 
@@ -71,6 +73,14 @@ struct Attention {
         if (!narrow(u)) memset(w.queries, 0, ceil_div(n, LANES) * LANES * words * sizeof(word));
         for (int r = 0; r < n_records(u); ++r) {
             const word* from = (const word*)((const T*)call.q + head(u, r) * dim);
+            if (bytes) {
+                // The digits of a query take as much memory as itself.
+                QueryScale s = split_query((const T*)from, dim, (int8_t*)w.tile, (int8_t*)w.tile + dim);
+                w.q_scale[r] = s.scale;
+                w.q_high[r] = s.high;
+                w.q_low[r] = s.low;
+                from = w.tile;
+            }
             if (narrow(u)) {
                 memcpy(w.queries + (int64_t)r * words, from, sizeof(word) * words);
             } else {
@@ -133,10 +143,10 @@ struct Attention {
             for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
     }
 
-    // WIDTH keys into as many columns of a tile.
-    void gather_tile(const uint32_t* const* keys, uint32_t* tile) const {
-        for (int at = 0; at < words; at += WIDTH) {
-            int left = words - at;
+    // WIDTH keys of n words into as many columns of a tile.
+    void gather_tile(const uint32_t* const* keys, int n, uint32_t* tile) const {
+        for (int at = 0; at < n; at += WIDTH) {
+            int left = n - at;
             transpose(keys, at, left < WIDTH ? left : WIDTH, tile + (int64_t)at * TILE, TILE);
         }
     }
@@ -163,7 +173,10 @@ struct Attention {
             if (begin > j) p = keep(lane + j >= begin, p);
             total += p;
             if (call.v_scale) p *= loadf(cells.v_scale + j);
-            store_weight(weights + j, p);
+            if (bytes)
+                storef(s + j, p);
+            else
+                store_weight(weights + j, p);
         }
         result[dim] = shift;
         result[dim + 1] = sum(total);
@@ -178,19 +191,25 @@ struct Attention {
             fetch(u, cells.values, cells.n);
         }
         int n = n_queries(u), n_read = (int)ceil_div(cells.n, WIDTH) * WIDTH;
+        int64_t stride = bytes ? 2 * SEGMENT : SEGMENT;     // of scores
         const T* rows[SEGMENT];
-        const T* const* keys = as_elements(cells.keys, n_read, w.keys, rows);
-        for (int key = 0; key < cells.n; key += TILE) {
-            for (int j = key; j < n_read && j < key + TILE; j += WIDTH)
-                gather_tile((const uint32_t* const*)keys + j, (uint32_t*)w.tile + j - key);
-            product(w.queries + (int64_t)i * n * words, words, w.tile, n, words, w.scores + key, SEGMENT);
+        if (bytes) {
+            score_bytes(cells, i, n, w);
+        } else {
+            const T* const* keys = as_elements(cells.keys, n_read, w.keys, rows);
+            for (int key = 0; key < cells.n; key += TILE) {
+                for (int j = key; j < n_read && j < key + TILE; j += WIDTH)
+                    gather_tile((const uint32_t* const*)keys + j, words, (uint32_t*)w.tile + j - key);
+                product(w.queries + (int64_t)i * n * words, words, w.tile, n, words, w.scores + key, SEGMENT);
+            }
         }
         for (int r = 0; r < n; ++r) {
             int seen = visible(u, r / group_heads) - segment * SEGMENT;
             int begin = first_visible(u, r / group_heads) - segment * SEGMENT;
-            soften(cells, begin, seen < cells.n ? seen : cells.n, w.scores + (int64_t)r * SEGMENT,
+            soften(cells, begin, seen < cells.n ? seen : cells.n, w.scores + r * stride,
                    w.weights + (int64_t)r * SEGMENT, w.segment + r * record);
         }
+        if (bytes) return mix_bytes(cells, n, w);
         const T* const* values = as_elements(cells.values, n_read, w.values, rows);
         int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
         int64_t at = mix_columns<4>(w.weights, values, n, 0, dim, inner, w.segment, record);
@@ -198,8 +217,47 @@ struct Attention {
         mix_columns<1>(w.weights, values, n, at, dim, inner, w.segment, record);
     }
 
+    // Scores of the unit's i-th kv head in int8 cells: every second row of w.scores.
+    void score_bytes(const Cells& cells, int i, int n, Work<T>& w) const {
+        const KeyBytes* digits = (const KeyBytes*)(w.queries + (int64_t)i * n * words);
+        const int inner = dim / 4;
+        int32_t* sums = (int32_t*)w.scores;
+        for (int key = 0; key < cells.n; key += TILE) {
+            for (int j = key; j < cells.n && j < key + TILE; j += WIDTH)
+                gather_tile((const uint32_t* const*)cells.keys + j, inner, (uint32_t*)w.tile + j - key);
+            product(digits, inner, (const KeyBytes*)w.tile, 2 * n, inner, sums + key, SEGMENT);
+        }
+        for (int r = 0; r < n; ++r) {
+            float* s = w.scores + (int64_t)r * 2 * SEGMENT;
+            vf scale = splat(w.q_scale[i * n + r]);
+            for (int j = 0; j < cells.n; j += WIDTH) {
+                vi high = (vi)loadf(s + j) + w.q_high[i * n + r], low = (vi)loadf(s + SEGMENT + j) + w.q_low[i * n + r];
+                storef(s + j, join_digits(high, low, scale));
+            }
+        }
+    }
+
+    // Weights in every second row of w.scores times V in int8 cells, into the records of w.segment.
+    void mix_bytes(const Cells& cells, int n, Work<T>& w) const {
+        uint8_t* digits = (uint8_t*)w.weights;
+        float scale[NARROW];
+        for (int r = 0; r < n; ++r, digits += 2 * SEGMENT)
+            scale[r] = split_weights(w.scores + (int64_t)r * 2 * SEGMENT, cells.n, digits, digits + SEGMENT);
+        const int8_t* const* values = (const int8_t* const*)cells.values;
+        const uint32_t* weights = (const uint32_t*)w.weights;
+        int inner = (int)ceil_div(cells.n, 4);
+        int at = mix_all_fours<FOURS>(weights, SEGMENT / 4, values, n, 0, dim, inner, scale, w.segment, record);
+        if (FOURS > 1) mix_all_fours<1>(weights, SEGMENT / 4, values, n, at, dim, inner, scale, w.segment, record);
+    }
+
     // Lays a segment's K and V out for LaneBlock: K as [n][words], V as [words of keys][dim].
     void pack(const Cells& cells, Work<T>& w) const {
+        if (bytes) {
+            uint32_t* to = (uint32_t*)w.keys;
+            for (int i = 0; i < cells.n; ++i, to += dim / 4)
+                for (int j = 0; j < dim / 4; ++j) to[j] = ((const uint32_t*)cells.keys[i])[j] ^ FLIP;
+            return pack_fours((const int8_t* const*)cells.values, (int)ceil_div(cells.n, 4), dim, (uint32_t*)w.pairs);
+        }
         const T* rows[SEGMENT];
         int n = (int)ceil_div(cells.n, WIDTH) * WIDTH;
         const T* const* keys = as_elements(cells.keys, n, w.keys, rows);
@@ -255,17 +313,25 @@ struct Attention {
                 w.seen[i] = visible(u, t) - begin;
                 w.unseen[i] = first_visible(u, t) - begin;
             }
-            LaneBlock<word> lanes = {
-                w.queries + (int64_t)block * words * LANES, (const word*)w.keys, w.pairs,
-                call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
-                masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores, w.segment, w.top, w.sum,
-                some < now.n ? some : now.n, words, dim, cap_scale, log2_scale, {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
+            auto run = [&](auto element) {
+                typedef decltype(element) E;
+                LaneBlock<E> lanes = {
+                    (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.keys, (const E*)w.pairs,
+                    call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
+                    masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores, w.segment, w.top, w.sum,
+                    some < now.n ? some : now.n, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale,
+                    {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
+                    w.q_scale + first, {w.q_high + first, w.q_low + first},
+                };
+                switch (n_vecs) {
+                    case 1: lanes.template run<1>(); break;
+                    case 2: lanes.template run<2>(); break;
+                    default: lanes.template run<3>();
+                }
             };
-            switch (n_vecs) {
-                case 1: lanes.template run<1>(); break;
-                case 2: lanes.template run<2>(); break;
-                default: lanes.template run<3>();
-            }
+            if constexpr (sizeof(T) == 2)
+                if (bytes) run(LaneBytes{});
+            if (!bytes) run(word{});
             if (records)
                 from_lanes(w.segment, w.top, w.sum, records + first * record, count);
             else

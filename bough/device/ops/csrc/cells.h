@@ -2,8 +2,8 @@
 // of them one loop looks ahead.
 //
 // Attention computes with floats, or with pairs of bf16. Cells of another type are widened, row by row, to whichever
-// of the two the queries have: float16 and float32 always to floats. int8 cells hold integers, exact in bf16; their
-// scales, one per token and kv head, multiply scores and weights.
+// of the two the queries have: float16 and float32 always to floats. int8 cells hold integers; their scales, one per
+// token and kv head, multiply scores and weights. Beside queries of bf16 they are not widened at all (bytes.h).
 #pragma once
 
 #include "vec.h"

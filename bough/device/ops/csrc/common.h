@@ -262,6 +262,18 @@ struct LoraCall {
     int threads;
 };
 
+// One weight [n_out, n_in] to be rounded to INT8, Q8 or Q4_MIN with groups of 32 inputs; words and scale: as the weight
+// and the scale of PackedLinear.
+struct QuantiseCall {
+    const void* weight;
+    uint32_t* words;
+    void* scale;
+    int64_t n_out;
+    int64_t n_in;
+    int kind;
+    int threads;
+};
+
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
 // [2] bfloat16 with float weights.
 constexpr int NORM_DTYPES = 3;
@@ -289,6 +301,7 @@ struct KernelTable {
     void (*packed_rows[2])(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads);
     void (*experts[2])(const ExpertsCall& call);
     void (*lora)(const LoraCall& call);    // bfloat16
+    void (*quantise[2])(const QuantiseCall& call);
 };
 
 typedef void (*Body)(void* context, int64_t item);

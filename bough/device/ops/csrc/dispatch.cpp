@@ -228,3 +228,5 @@ EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* i
 EXPORT void bough_experts(int dtype, const ExpertsCall* call) { table->experts[dtype](*call); }
 
 EXPORT void bough_lora(const LoraCall* call) { table->lora(*call); }
+
+EXPORT void bough_quantise(int dtype, const QuantiseCall* call) { table->quantise[dtype](*call); }

@@ -5,6 +5,7 @@
 #include "experts.h"
 #include "linear.h"
 #include "lora.h"
+#include "quantise.h"
 #include "sampling.h"
 #include "stack.h"
 
@@ -62,4 +63,5 @@ extern const KernelTable BOUGH_TABLE = {
     {packed_rows<float>, packed_rows<bf16>},
     {experts<float>, experts<bf16>},
     lora,
+    {quantise<float>, quantise<bf16>},
 };

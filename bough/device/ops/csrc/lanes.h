@@ -5,8 +5,8 @@
 // add up in rising order of dimension or key, the sum of weights in WIDTH parts by key modulo WIDTH.
 #pragma once
 
+#include "bytes.h"
 #include "cells.h"
-#include "tile.h"
 
 namespace {
 
@@ -34,6 +34,11 @@ INLINE vf weight_exp2(vf x, const bf16*) {
 #endif
 }
 
+// Words of bytes: digits of queries and weights in the lanes (bytes.h), cells beside them.
+struct LaneBytes { uint32_t word; };
+template <> struct ElementOf<LaneBytes> { typedef int8_t type; };
+INLINE vf weight_exp2(vf x, const int8_t*) { return weight_exp2(x, (const bf16*)nullptr); }
+
 // The larger one; b where a is not a number.
 INLINE vf larger(vf a, vf b) {
 #if defined(__AVX512F__)
@@ -53,6 +58,9 @@ INLINE void store_weights(float* to, int64_t stride, vf a, vf b) {
     storef(to, a);
     storef(to + stride, b);
 }
+
+// They become digits later.
+INLINE void store_weights(LaneBytes* to, int64_t stride, vf a, vf b) { store_weights((float*)to, stride, a, b); }
 
 INLINE void store_weights(uint32_t* to, int64_t, vf a, vf b) {
 #if defined(__AVX512BF16__)
@@ -81,6 +89,57 @@ INLINE void lanes_block(const E* a, const E* b, int64_t row_stride, int64_t inne
         for (int v = 0; v < N; ++v) storef(out + r * LANES + v * WIDTH, acc[r][v]);
 }
 
+// The same with digits in the lanes: of queries (signed) beside keys (unsigned bytes), or of weights (unsigned) beside
+// values (signed bytes). High digits are at a, low ones `low` words behind. Sums for queries begin at `start`. They are
+// joined and scaled by lane, and for queries by row.
+template <bool QUERIES, int R, int N>
+INLINE void digits_block(const LaneBytes* a, int64_t a_stride, int64_t low, const LaneBytes* b, int64_t row_stride,
+                         int64_t inner_stride, int inner, const int32_t* const* start, const float* scale,
+                         const float* row_scale, float* out) {
+    vi acc[R][N][2];
+    for (int v = 0; v < N; ++v)
+        for (int i = 0; i < 2; ++i) {
+            vi begin = vi{};
+            if (QUERIES) memcpy(&begin, start[i] + v * WIDTH, sizeof begin);
+            for (int r = 0; r < R; ++r) acc[r][v][i] = begin;
+        }
+    for (int i = 0; i < inner; ++i, a += a_stride, b += inner_stride)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < N; ++v)
+#pragma GCC unroll 2
+                for (int digit = 0; digit < 2; ++digit) {
+                    vu lanes = loadu(&a[digit * low + v * WIDTH].word);
+                    uint32_t bytes = b[r * row_stride].word;
+                    acc[r][v][digit] = QUERIES ? dot_bytes(acc[r][v][digit], bytes, lanes)
+                                               : dot_bytes(acc[r][v][digit], lanes, bytes);
+                }
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < N; ++v) {
+            vf value = join_digits(acc[r][v][0], acc[r][v][1], loadf(scale + v * WIDTH));
+            storef(out + r * LANES + v * WIDTH, QUERIES ? value * splat(row_scale[r]) : value);
+        }
+}
+
+// Weights of WIDTH queries for n keys, floats [n][LANES] of which the largest has the bits `top`, to unsigned digits in
+// their place: the words of four keys' high digits, then those of their low digits. Returns their scale.
+INLINE vf split_lanes(float* s, int n, vu top) {
+    // As digits_scale.
+    vf most = select((vi)(top >= 0x7f800000u), splat(__builtin_nanf("")), (vf)top), inverse = splat(65535.0f) / most;
+    inverse = keep(inverse < splat(__builtin_inff()), inverse);
+    const vu even = vu{} + 0x00ff00ffu;
+    for (int k = 0; k < n; k += 4) {
+        vu w[4];
+        for (int i = 0; i < 4; ++i) w[i] = whole_weights(s + (k + i) * LANES, inverse);
+        vu first = (w[0] & 0xffffu) | (w[2] << 16), second = (w[1] & 0xffffu) | (w[3] << 16);
+        vu high = (first >> 8 & even) | (second & ~even), low = (first & even) | (second << 8 & ~even);
+        memcpy(s + k / 2 * LANES, &high, sizeof high);
+        memcpy(s + (k / 2 + 1) * LANES, &low, sizeof low);
+    }
+    return most / splat(65535.0f);
+}
+
 // Cells of keys that are needed soon. Their lines are asked for a few per step of an inner loop: in one burst they
 // would fill the processor's miss buffers and stall the arithmetic that they are meant to run beside.
 struct Ahead {
@@ -101,7 +160,7 @@ struct Ahead {
 // One segment for one block of queries.
 template <typename E>
 struct LaneBlock {
-    const E* queries;       // [words][LANES]
+    const E* queries;       // [words][LANES]; of LaneBytes, two digits of each
     const E* keys;          // [n_keys][words]
     const E* values;        // [n_keys / keys per word][dim]
     const float* k_scale;   // [n_keys] factors of the scores, or null
@@ -114,6 +173,10 @@ struct LaneBlock {
     int n_keys, words, dim;
     float cap_scale, log2_scale;    // see Attention
     Ahead ahead[2];         // cells to look ahead for while scores are computed
+    const float* q_scale;   // of LaneBytes, [LANES]: see QueryScale
+    const int32_t* q_start[2];
+
+    static constexpr bool DIGITS = KEYS_PER_WORD<E> == 4;
 
     template <int N>
     INLINE void product_keys() const {
@@ -121,28 +184,36 @@ struct LaneBlock {
         int touched = ahead[0].per_step(n_blocks);
         for (int k = 0; k < n_blocks; ++k) {
             for (int i = 0; touched && i < 2; ++i) ahead[i].touch(k, touched);
-            lanes_block<LANE_ROWS, N>(queries, keys + (int64_t)k * LANE_ROWS * words, words, 1, words,
-                                      scores + k * LANE_ROWS * LANES);
+            const E* from = keys + (int64_t)k * LANE_ROWS * words;
+            float* to = scores + k * LANE_ROWS * LANES;
+            if constexpr (!DIGITS)
+                lanes_block<LANE_ROWS, N>(queries, from, words, 1, words, to);
+            else
+                for (int r = 0; r < LANE_ROWS; r += LANE_ROWS / 2)
+                    digits_block<true, LANE_ROWS / 2, N>(queries, LANES, words * LANES, from + r * words, words, 1, words,
+                                                         q_start, q_scale, k_scale + k * LANE_ROWS + r, to + r * LANES);
         }
     }
 
-    // Scores -> weights, in place: the words of the weights take the first rows. Keys [begin, limit) are seen.
+    // Scores -> weights, in place: the words of the weights take the first rows. Keys [begin, limit) are seen. Digits of
+    // weights have a scale.
     template <bool MASKED>
-    INLINE void soften(float* s, vi begin, vi limit, float* top_out, float* sum_out) const {
+    INLINE void soften(float* s, vi begin, vi limit, float* top_out, float* sum_out, float* weight_scale) const {
         const vf infinity = splat(__builtin_inff());
         int padded_keys = (n_keys + WIDTH - 1) / WIDTH * WIDTH;
         vf best = -infinity;
         for (int k = 0; k < n_keys; ++k) {
             vf x = loadf(s + k * LANES);
-            if (k_scale) x *= splat(k_scale[k]);
+            if (!DIGITS && k_scale) x *= splat(k_scale[k]);
             if (cap_scale) x = tanhv(x * splat(cap_scale));
-            if (k_scale || cap_scale) storef(s + k * LANES, x);
+            if ((!DIGITS && k_scale) || cap_scale) storef(s + k * LANES, x);
             if (MASKED) x = select((vi{} + k < limit) & (vi{} + k >= begin), x, -infinity);
             best = larger(x, best);
         }
         vf shift = best * splat(log2_scale);
         vf part[WIDTH];
         for (int j = 0; j < WIDTH; ++j) part[j] = vf{};
+        vu largest_weight = vu{};
         E* to = (E*)s;
         for (int k = 0; k < padded_keys; k += WIDTH)
 #pragma GCC unroll 16
@@ -155,9 +226,11 @@ struct LaneBlock {
                     if (MASKED) p[i] = keep((vi{} + (k + j + i) < limit) & (vi{} + (k + j + i) >= begin), p[i]);
                     part[j + i] += p[i];
                     if (v_scale) p[i] *= splat(v_scale[k + j + i]);
+                    if (DIGITS) largest_weight = (vu)p[i] > largest_weight ? (vu)p[i] : largest_weight;
                 }
-                store_weights(to + (int64_t)(k + j) / KEYS_PER_WORD<E> * LANES, LANES, p[0], p[1]);
+                store_weights(to + (int64_t)(k + j) / (DIGITS ? 1 : KEYS_PER_WORD<E>) * LANES, LANES, p[0], p[1]);
             }
+        if (DIGITS) storef(weight_scale, split_lanes(s, padded_keys, largest_weight));
         for (int half = WIDTH / 2; half >= 4; half /= 2)
             for (int j = 0; j < half; ++j) part[j] += part[j + half];
         storef(top_out, shift);
@@ -167,6 +240,7 @@ struct LaneBlock {
     template <int N>
     void run() const {
         product_keys<N>();
+        float weight_scale[LANES];
         for (int v = 0; v < N; ++v) {
             vi begin = vi{}, limit = vi{} + n_keys;
             if (seen) {
@@ -175,13 +249,19 @@ struct LaneBlock {
             }
             float* s = scores + v * WIDTH;
             if (seen || n_keys % WIDTH)
-                soften<true>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH);
+                soften<true>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH, weight_scale + v * WIDTH);
             else
-                soften<false>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH);
+                soften<false>(s, begin, limit, top + v * WIDTH, sum + v * WIDTH, weight_scale + v * WIDTH);
         }
         int inner = (n_keys + KEYS_PER_WORD<E> - 1) / KEYS_PER_WORD<E>;
-        for (int d = 0; d < dim; d += LANE_ROWS)
-            lanes_block<LANE_ROWS, N>((const E*)scores, values + d, 1, dim, inner, out + d * LANES);
+        const E* weights = (const E*)scores;
+        if constexpr (!DIGITS)
+            for (int d = 0; d < dim; d += LANE_ROWS)
+                lanes_block<LANE_ROWS, N>(weights, values + d, 1, dim, inner, out + d * LANES);
+        else
+            for (int d = 0; d < dim; d += LANE_ROWS / 2)
+                digits_block<false, LANE_ROWS / 2, N>(weights, 2 * LANES, LANES, values + d, 1, dim, inner, nullptr,
+                                                      weight_scale, nullptr, out + d * LANES);
     }
 };
 

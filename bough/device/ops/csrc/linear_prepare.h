@@ -88,8 +88,8 @@ INLINE float largest(const T* x, int64_t n) {
     vi best = vi{};
     int64_t i = 0;
     for (; i + WIDTH <= n; i += WIDTH) {
-        vi bits = (vi)load(x + i) & 0x7fffffff, more = bits > best;
-        best = (bits & more) | (best & ~more);
+        vi bits = (vi)load(x + i) & 0x7fffffff;
+        best = bits > best ? bits : best;
     }
     int32_t top = max_lane(best);
     for (; i < n; ++i) {

@@ -18,11 +18,18 @@ INLINE vf step(vf acc, const float* column, float a) { return fma(loadf(column),
 // ... and with a column of bf16 pairs and one pair as the multiplier.
 INLINE vf step(vf acc, const uint32_t* column, uint32_t a) { return dot_pairs(acc, loadu(column), a); }
 
-template <int R, typename E>
-INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner, float* out, int64_t out_stride) {
-    vf acc[R][BLOCK_VECS];
+// What products of E add up to, in lanes.
+template <typename E> struct SumOf { typedef float type; };
+INLINE vf zero_sum(const float*) { return vf{}; }
+INLINE vi zero_sum(const int32_t*) { return vi{}; }
+INLINE void store_sum(float* to, vf x) { storef(to, x); }
+INLINE void store_sum(int32_t* to, vi x) { memcpy(to, &x, sizeof x); }
+
+template <int R, typename E, typename S>
+INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner, S* out, int64_t out_stride) {
+    decltype(zero_sum(out)) acc[R][BLOCK_VECS];
     for (int r = 0; r < R; ++r)
-        for (int j = 0; j < BLOCK_VECS; ++j) acc[r][j] = vf{};
+        for (int j = 0; j < BLOCK_VECS; ++j) acc[r][j] = zero_sum(out);
     for (int i = 0; i < inner; ++i) {
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
@@ -31,17 +38,17 @@ INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner
                 acc[r][j] = step(acc[r][j], tile + (int64_t)i * TILE + j * WIDTH, a[r * a_stride + i]);
     }
     for (int r = 0; r < R; ++r)
-        for (int j = 0; j < BLOCK_VECS; ++j) storef(out + r * out_stride + j * WIDTH, acc[r][j]);
+        for (int j = 0; j < BLOCK_VECS; ++j) store_sum(out + r * out_stride + j * WIDTH, acc[r][j]);
 }
 
 // out[rows, 64] = a[rows, inner] @ tile[inner, 64]. E is float, or uint32_t for pairs of bf16.
-template <typename E>
-void product(const E* a, int64_t a_stride, const E* tile, int rows, int inner, float* out, int64_t out_stride) {
+template <typename E, typename S = typename SumOf<E>::type>
+void product(const E* a, int64_t a_stride, const E* tile, int rows, int inner, S* out, int64_t out_stride) {
     for (int column = 0; column < TILE; column += BLOCK_VECS * WIDTH) {
         const E* t = tile + column;
         for (int r = 0; r < rows; r += BLOCK_ROWS) {
             const E* from = a + r * a_stride;
-            float* to = out + r * out_stride + column;
+            S* to = out + r * out_stride + column;
             switch (rows - r) {
                 case 1: product_block<1>(from, a_stride, t, inner, to, out_stride); break;
                 case 2: product_block<2>(from, a_stride, t, inner, to, out_stride); break;

@@ -70,7 +70,9 @@ struct Carver {
 // One thread's scratch memory.
 template <typename T>
 struct Work {
-    Word<T>* queries;       // [heads][queries][words], or [blocks][words][LANES]
+    Word<T>* queries;       // [heads][queries][words], or [blocks][words][LANES]; for int8 cells, two digits of each
+    float* q_scale;         // [heads][queries] or [blocks][LANES]: QueryScale
+    int32_t *q_high, *q_low;
     Word<T>* tile;          // [words][TILE]
     T *keys, *values;       // [SEGMENT][dim] widened or gathered cells
     Word<T>* pairs;         // [SEGMENT / keys per word][dim]
@@ -89,6 +91,9 @@ struct Work {
         int64_t blocks = ceil_div(n_wide, LANES);
         int64_t n_queries = blocks * LANES > NARROW * n_heads ? blocks * LANES : NARROW * n_heads;
         c.take(queries, n_queries * words);
+        c.take(q_scale, n_queries);
+        c.take(q_high, n_queries);
+        c.take(q_low, n_queries);
         c.take(tile, (int64_t)words * TILE);
         c.take(keys, (int64_t)SEGMENT * dim);
         c.take(values, (int64_t)SEGMENT * dim);

@@ -144,15 +144,19 @@ INLINE bool any(vi mask) {
 
 // Horizontal sum and maximum; the order of the sum is fixed: halves, quarters, and so on.
 INLINE float sum(vf x) {
+#if defined(__AVX512F__)
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
     float lane[WIDTH];
     storef(lane, x);
-#if BOUGH_WIDTH == 16
-    for (int i = 0; i < 8; ++i) lane[i] += lane[i + 8];
-#endif
 #if BOUGH_WIDTH >= 8
     for (int i = 0; i < 4; ++i) lane[i] += lane[i + 4];
 #endif
     return (lane[0] + lane[2]) + (lane[1] + lane[3]);
+#endif
 }
 
 INLINE float max_lane(vf x) {
@@ -237,6 +241,26 @@ INLINE vi dot_bytes(vi acc, vu w, uint32_t a) {
 #else
     vi byte = (vi)(w & 0xffu) * (int32_t)(int8_t)a + (vi)((w >> 8) & 0xffu) * (int32_t)(int8_t)(a >> 8);
     return acc + byte + (vi)((w >> 16) & 0xffu) * (int32_t)(int8_t)(a >> 16) + (vi)(w >> 24) * (int32_t)(int8_t)(a >> 24);
+#endif
+}
+
+// The same with unsigned bytes w of one word and signed bytes a per lane.
+INLINE vi dot_bytes(vi acc, uint32_t w, vu a) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)w), (__m512i)a);
+#elif defined(__AVX512BW__)
+    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)a, 8), 8), odd = _mm512_srai_epi16((__m512i)a, 8);
+    vi x = (vi)_mm512_madd_epi16(_mm512_set1_epi32((int)(w & 0x00ff00ffu)), even);
+    vi y = (vi)_mm512_madd_epi16(_mm512_set1_epi32((int)(w >> 8 & 0x00ff00ffu)), odd);
+    return acc + (x + y);
+#elif defined(__AVX2__)
+    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)a, 8), 8), odd = _mm256_srai_epi16((__m256i)a, 8);
+    vi x = (vi)_mm256_madd_epi16(_mm256_set1_epi32((int)(w & 0x00ff00ffu)), even);
+    vi y = (vi)_mm256_madd_epi16(_mm256_set1_epi32((int)(w >> 8 & 0x00ff00ffu)), odd);
+    return acc + (x + y);
+#else
+    for (int i = 0; i < 32; i += 8) acc += ((vi)(a << (24 - i)) >> 24) * (int32_t)(w >> i & 0xffu);
+    return acc;
 #endif
 }
 

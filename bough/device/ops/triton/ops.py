@@ -15,6 +15,7 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Scoring
 from bough.device.ops.lora import LoraOp
 from bough.device.ops.packed import PackedWeight
+from bough.device.ops.quantise import quantise
 from bough.device.ops.registry import PackedApply
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape
 from bough.device.ops.triton import attention, elementwise, linear, rope, sampling
@@ -44,6 +45,7 @@ class TritonOps:
     logprobs = staticmethod(sampling.logprobs)
     packed_rows = staticmethod(linear.packed_rows)
     fp8_linear = staticmethod(linear.fp8_linear)
+    quantise = staticmethod(quantise)
     round_rows = staticmethod(elementwise.round_rows)
     rms_norm_rounded = staticmethod(elementwise.rms_norm_rounded)
     gated_rounded = staticmethod(elementwise.gated_rounded)

@@ -1,0 +1,176 @@
+// Weights rounded to 8 or 4 bits, straight into panels; op by op what quantise.py does with torch, with the same bits.
+#pragma once
+
+#include "cells.h"
+#include "linear.h"
+
+namespace {
+
+// To the nearest fp16, as floats.
+INLINE vf half_rounded(vf x) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    uint16_t half[WIDTH];
+    for (int i = 0; i < WIDTH; ++i) half[i] = narrow_half(x[i]);
+    return load_half(half);
+#endif
+}
+
+// Values to the nearest integers in [low, high], in the low bits, of what is 0 unless it is finite.
+INLINE vf nearest(vf x, float low, float high) {
+    const vf magic = splat(12582912.0f);    // 1.5 * 2^23: adding it rounds to an integer
+    x = select((vi)((vu)x & 0x7fffffffu) < 0x7f800000, x, vf{});
+    x = x < splat(low) ? splat(low) : x > splat(high) ? splat(high) : x;
+    return x + magic;
+}
+INLINE vi integers(vf nearest) { return (vi)nearest - 0x4b400000; }
+INLINE vf floats(vf nearest) { return nearest - splat(12582912.0f); }
+
+constexpr int GROUP_VECS = GROUP / WIDTH;
+
+// 32 inputs from `at` on, filled up with zeros.
+template <typename T>
+INLINE void load_group(const T* row, int64_t at, int64_t n_in, vf (&x)[GROUP_VECS]) {
+    T padded[GROUP] = {};
+    const T* from = row + at;
+    if (n_in - at < GROUP) {
+        memcpy(padded, from, sizeof(T) * (n_in - at));
+        from = padded;
+    }
+    for (int i = 0; i < GROUP_VECS; ++i) x[i] = load(from + i * WIDTH);
+}
+
+INLINE float largest_of(const vf (&x)[GROUP_VECS]) {
+    float values[GROUP];
+    for (int i = 0; i < GROUP_VECS; ++i) storef(values + i * WIDTH, x[i]);
+    return largest(values, GROUP);
+}
+
+// 128 + x / scale, as bytes.
+INLINE void to_eight(const vf (&x)[GROUP_VECS], float scale, uint8_t* to) {
+    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
+    for (int i = 0; i < GROUP_VECS; ++i) {
+        vb bytes = __builtin_convertvector(integers(nearest(x[i] / splat(scale), -127, 127)) + 128, vb);
+        memcpy(to + i * WIDTH, &bytes, sizeof bytes);
+    }
+}
+
+// Shares of a group's range that are tried, see quantise.py; and the steps that they leave, as shares of half the range.
+constexpr int SHARES = 6;
+constexpr float SHARE[WIDTH > 8 ? WIDTH : 8] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
+constexpr float STEP[WIDTH > 8 ? WIDTH : 8] = {(float)(2 * 1.0 / 15),  (float)(2 * 0.95 / 15), (float)(2 * 0.9 / 15),
+                                               (float)(2 * 0.85 / 15), (float)(2 * 0.8 / 15),  (float)(2 * 0.75 / 15)};
+
+// The sum of 32, halves upon halves.
+INLINE float sum_of(vf (&x)[GROUP_VECS]) {
+    for (int half = GROUP_VECS / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) x[i] += x[i + half];
+    return sum(x[0]);
+}
+
+// Integers 0 .. 15 with the scale and the minimum of least squared error.
+INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out, uint16_t* minimum_out) {
+    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
+    vf least = x[0], most = x[0];
+    for (int i = 1; i < GROUP_VECS; ++i) {
+        least = x[i] < least ? x[i] : least;
+        most = x[i] > most ? x[i] : most;
+    }
+    const float low = -max_lane(-least), high = max_lane(most), centre = (high + low) / 2, reach = (high - low) / 2;
+    float scales[WIDTH > 8 ? WIDTH : 8], minima[WIDTH > 8 ? WIDTH : 8], best = __builtin_inff();
+    for (int i = 0; i < SHARES; i += WIDTH) {
+        storef(scales + i, half_rounded(splat(reach) * loadf(STEP + i)));
+        storef(minima + i, half_rounded(splat(centre) - splat(reach) * loadf(SHARE + i)));
+    }
+    int chosen = -1;
+    memset(to, 0, GROUP);
+    for (int share = 0; share < SHARES; ++share) {
+        const vf scale = splat(scales[share]), minimum = splat(minima[share]);
+        vf error[GROUP_VECS], q[GROUP_VECS];
+        for (int i = 0; i < GROUP_VECS; ++i) {
+            q[i] = nearest((x[i] - minimum) / scale, 0, 15);
+            error[i] = floats(q[i]) * scale + minimum - x[i];
+            error[i] *= error[i];
+        }
+        const float found = sum_of(error);
+        if (!(found < best)) continue;
+        best = found;
+        chosen = share;
+        for (int i = 0; i < GROUP_VECS; ++i) {
+            vb bytes = __builtin_convertvector(integers(q[i]), vb);
+            memcpy(to + i * WIDTH, &bytes, sizeof bytes);
+        }
+    }
+    *scale_out = chosen < 0 ? 0 : narrow_half(scales[chosen]);
+    *minimum_out = chosen < 0 ? 0 : narrow_half(minima[chosen]);
+}
+
+template <typename T>
+struct Quantise {
+    const QuantiseCall& call;
+
+    int64_t groups() const { return (call.n_in + GROUP - 1) / GROUP; }
+    int64_t words() const { return groups() * (call.kind == LINEAR_Q4_MIN ? GROUP / 8 : GROUP / 4); }
+
+    // One output's words, and its scales as output `lane` of the panel.
+    void row(int64_t panel, int lane, uint32_t* words) const {
+        const T* from = (const T*)call.weight + (panel * PANEL + lane) * call.n_in;
+        vf x[GROUP_VECS];
+        float whole = 0;
+        if (call.kind == LINEAR_INT8) {
+            whole = largest(from, call.n_in) / 127.0f;
+            ((float*)call.scale)[panel * PANEL + lane] = whole;
+        }
+        for (int64_t g = 0; g < groups(); ++g) {
+            uint8_t q[GROUP];
+            const int64_t left = call.n_in - g * GROUP, at = panel * groups() + g;
+            load_group(from, g * GROUP, call.n_in, x);
+            if (call.kind == LINEAR_INT8) {
+                to_eight(x, whole, q);
+            } else if (call.kind == LINEAR_Q8) {
+                const uint16_t half = narrow_half(largest_of(x) / 127.0f);
+                uint16_t* to = (uint16_t*)call.scale + at * PANEL + lane;
+                *to = half;
+                to_eight(x, RowReader::half(half), q);
+            } else {
+                uint16_t* to = (uint16_t*)call.scale + at * 2 * PANEL + lane;
+                to_four(x, q, to, to + PANEL);
+            }
+            if (left < GROUP) memset(q + left, 0, GROUP - left);
+            uint8_t* to = (uint8_t*)words + g * (call.kind == LINEAR_Q4_MIN ? GROUP / 2 : GROUP);
+            if (call.kind == LINEAR_Q4_MIN)
+                for (int i = 0; i < GROUP / 2; ++i) to[i] = (uint8_t)(q[i] | q[GROUP / 2 + i] << 4);
+            else
+                memcpy(to, q, GROUP);
+        }
+    }
+
+    static void body(void* context, int64_t panel) {
+        const Quantise& c = *(const Quantise*)context;
+        const int64_t n_words = c.words(), left = c.call.n_out - panel * PANEL;
+        uint32_t* rows = (uint32_t*)scratch(SCRATCH_LINEAR, n_words * PANEL * 4);
+        if (!rows) __builtin_trap();
+        for (int lane = 0; lane < PANEL; ++lane) {
+            if (lane < left)
+                c.row(panel, lane, rows + lane * n_words);
+            else
+                memset(rows + lane * n_words, 0, n_words * 4);
+        }
+        uint32_t* to = c.call.words + panel * n_words * PANEL;
+        for (int first = 0; first < PANEL; first += WIDTH) {
+            const uint32_t* from[WIDTH];
+            for (int i = 0; i < WIDTH; ++i) from[i] = rows + (first + i) * n_words;
+            for (int64_t at = 0; at < n_words; at += WIDTH)
+                transpose(from, at, n_words - at < WIDTH ? (int)(n_words - at) : WIDTH, to + at * PANEL + first, PANEL);
+        }
+    }
+};
+
+template <typename T>
+void quantise(const QuantiseCall& call) {
+    Quantise<T> c = {call};
+    parallel_items((call.n_out + PANEL - 1) / PANEL, call.threads, Quantise<T>::body, &c);
+}
+
+}  // namespace

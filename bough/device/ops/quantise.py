@@ -1,0 +1,83 @@
+"""Weights rounded to 8 or 4 bits, and packed: the specification of :meth:`bough.device.ops.registry.Ops.quantise`."""
+
+from __future__ import annotations
+
+import torch
+
+from bough.device.ops.packed import GROUP, Kind, PackedWeight, pack_groups, pack_int8, pad_inputs
+
+Tensor = torch.Tensor
+
+ROWS = 128
+"""Outputs that are rounded at a time: what is held beside the weight stays small."""
+
+SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
+"""Shares of the range of a group that are tried: cutting the extremes off leaves finer steps for the rest."""
+
+
+def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
+    """A weight [N, K] rounded to ``kind``, which is one of
+
+    * INT8: one symmetric scale per output, the largest magnitude at 127.
+    * Q8: the same for each 32 inputs, as in GGUF's Q8_0.
+    * Q4_MIN: a scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range.
+    """
+    if kind == Kind.INT8:
+        return _int8(weight)
+    n_groups = -(-weight.shape[1] // GROUP)
+    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8, device=weight.device)
+    pair = (2,) if kind == Kind.Q4_MIN else ()
+    scales = torch.empty(len(weight), n_groups, *pair, dtype=torch.float16, device=weight.device)
+    round_groups = _four_bits if kind == Kind.Q4_MIN else _eight_bits
+    for first in range(0, len(weight), ROWS):
+        wide = pad_inputs(weight[first : first + ROWS].float(), GROUP).view(-1, n_groups, GROUP)
+        values, scales[first : first + ROWS] = round_groups(wide)
+        q[first : first + ROWS] = values.flatten(1)
+    return pack_groups(kind, q[:, : weight.shape[1]], scales)
+
+
+def _int8(weight: Tensor) -> PackedWeight:
+    q = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    scales = torch.empty(len(weight), device=weight.device)
+    for first in range(0, len(weight), ROWS):
+        wide = weight[first : first + ROWS].float()
+        scale = wide.abs().amax(1) / 127
+        scales[first : first + ROWS] = scale
+        q[first : first + ROWS] = _rounded(wide, scale[:, None])
+    return pack_int8(q, scales)
+
+
+def _eight_bits(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [N, G, 32] -> uint8 [N, G, 32] and float16 scales [N, G]."""
+    scale = (wide.abs().amax(2) / 127).half()
+    return _rounded(wide, scale.float()[..., None]), scale
+
+
+def _rounded(wide: Tensor, scale: Tensor) -> Tensor:
+    """``128 + wide / scale`` to the nearest; 128 where the scale is 0."""
+    return (wide / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-127, 127).add(128).to(torch.uint8)
+
+
+def _four_bits(wide: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [N, G, 32] -> uint8 [N, G, 32] in 0 .. 15 and float16 [N, G, 2], scale and minimum."""
+    low, high = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
+    centre, reach = (high + low) / 2, (high - low) / 2
+    best = torch.full_like(low, torch.inf)
+    values, scales = torch.zeros_like(wide, dtype=torch.uint8), wide.new_zeros(*wide.shape[:2], 2).half()
+    for shrink in SHRINKS:
+        scale, minimum = (reach * (2 * shrink / 15)).half().float(), (centre - reach * shrink).half().float()
+        q = ((wide - minimum) / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, 15)
+        error = _sum_of_halves((q * scale + minimum - wide).square())
+        better = error < best
+        best = torch.where(better, error, best)
+        values = torch.where(better, q.to(torch.uint8), values)
+        scales = torch.where(better, torch.cat((scale, minimum), 2).half(), scales)
+    return values, scales
+
+
+def _sum_of_halves(x: Tensor) -> Tensor:
+    """[N, G, 32] -> [N, G, 1], in an order that vectors can follow."""
+    while x.shape[2] > 1:
+        half = x.shape[2] // 2
+        x = x[..., :half] + x[..., half:]
+    return x
