@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "results" / "parity.json"
 QUALITY_FIGURES = ROOT / "benchmarks" / "results" / "formats.json"
 
+SAME_FILES = {"mistral": "llama", "gemma3": "gemma3_text"}
+"""Architectures whose GGUF files load as another one, which computes the same."""
+
 INTRODUCTION = """# Models
 
 An architecture is one file in `bough/models`, named like the `model_type` of its Hugging Face config. Each of them
@@ -38,8 +41,10 @@ of a row of log-probabilities from those of `transformers` in float32, as a shar
 a model with kernels for this machine. Weights of random models are large, and of random experts that score nearly
 alike a rounding chooses: real weights are nearer.
 
-Whatever generates has the tree, chunked prompts, structured generation, adapters ([LoRA](adapters.md)) and [weights
-in fewer bits](quantization.md). Where all layers run as one call, a step has no overhead between them.
+The column "GGUF" has what files call the architecture; safetensors are read of all. "tree, chunks, grammar": prompts
+are taken from the tree and computed in chunks, and answers are constrained. "LoRA": rows have [adapters](adapters.md).
+"int8, int4": linear layers are [rounded](quantization.md) when they are loaded. Where all layers run as one call, a
+step has no overhead between them.
 
 Models with LongRoPE (Phi-3 with 128k) have factors for short and for long sequences. `transformers` goes over to the
 others, and computes all keys anew, when a sequence passes the original context; here `--context-length` decides for all
@@ -94,14 +99,22 @@ def page(figures: dict[str, Any]) -> str:
     gguf = {}
     for name, family in [*FAMILIES.items(), ("llama", MIXTRAL), ("deepseek2", DEEPSEEK_V3)]:
         gguf[family.model_type] = name
-    lines = ["| model_type | architecture | GGUF | one call | float32 | bfloat16 |", "|---|---|---|---|--:|--:|"]
+    gguf |= {name: gguf[same] for name, same in SAME_FILES.items()}
+    features = ["tree, chunks, grammar", "LoRA", "int8, int4", "one call"]
+    lines = [
+        f"| model_type | architecture | GGUF | {' | '.join(features)} | float32 | bfloat16 |",
+        "|---|---|---|---|---|---|---|--:|--:|",
+    ]
     for name in MODELS.names():
         model: Any = MODELS.get(name)
         told = (sys.modules[model.__module__].__doc__ or "").split("\n", 1)[0].split(":")[0].rstrip(".")
         found = figures.get(name, {})
         distances = [f"{found[key]:.1e}" if key in found else "" for key in ("float32", "bfloat16")]
         kind = "" if issubclass(model, Decoder) else " (embeds)"
-        cells = [f"`{name}`", told + kind, gguf.get(name, ""), "yes" if found.get("one_call") else "", *distances]
+        generates = issubclass(model, Decoder)
+        has = [generates, generates, generates, bool(found.get("one_call"))]
+        marks = ["yes" if feature else "" for feature in has]
+        cells = [f"`{name}`", told + kind, gguf.get(name, ""), *marks, *distances]
         lines.append(f"| {' | '.join(cells)} |")
     kept = list(PACKERS)
     decoded = [f.name for f in FORMATS.values() if f.name not in PACKERS and f.values > 1]

@@ -29,7 +29,6 @@ class Gemma3(Gemma2):
         pattern = c.size("sliding_window_pattern", 6)
         return DecoderConfig(
             **{**gemma_sizes(c), "windows": layer_windows(c, lambda i: (i + 1) % pattern != 0)},
-            attention_softcap=c.number("attn_logit_softcapping", 0),
             logit_softcap=c.number("final_logit_softcapping", 0),
             qk_norm="head",
         )

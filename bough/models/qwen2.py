@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
+
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, layer_windows, read_sizes
 
 
-def qwen_windows(c: ConfigReader) -> tuple[int, ...]:
-    """Of Qwen's models only those that say so have windows, from some layer on."""
+def qwen_windows(c: ConfigReader, sliding: Callable[[int, int], bool] = operator.ge) -> tuple[int, ...]:
+    """Of Qwen's models only those that say so have windows, in layers that ``sliding(i, max_window_layers)`` names."""
     if not c.flag("use_sliding_window"):
         return (0,) * c.size("num_hidden_layers")
-    first = c.get("max_window_layers", 28)
-    return layer_windows(c, lambda i: i >= first)
+    border = c.get("max_window_layers", 28)
+    return layer_windows(c, lambda i: sliding(i, border))
 
 
 class Qwen2(Decoder):

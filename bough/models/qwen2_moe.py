@@ -6,12 +6,15 @@ its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.moe import GatedExpert, Router, Routing, SparseMoE, read_experts
-from bough.models.decoder import Decoder
-from bough.models.qwen2 import Qwen2
+from bough.models.config import ConfigReader
+from bough.models.decoder import Decoder, DecoderConfig
+from bough.models.qwen2 import Qwen2, qwen_windows
 
 NAMES = "gate_proj", "up_proj", "down_proj"
 
@@ -43,7 +46,11 @@ class QwenMoE(Decoder):
 
 
 class Qwen2Moe(QwenMoE, Qwen2):
-    """A :class:`bough.models.base.Model`."""
+    """A :class:`bough.models.base.Model`. Windows are in every other layer, of the first ones."""
+
+    @classmethod
+    def read(cls, c: ConfigReader) -> DecoderConfig:
+        return replace(super().read(c), windows=qwen_windows(c, lambda i, border: i % 2 == 0 and i < border))
 
     def shared(self, prefix: str) -> FeedForward | None:
         size = self.config.size("shared_expert_intermediate_size")

@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from bough.base.errors import BoughError, InvalidRequest, NotFound
+from bough.base.errors import BoughError, InvalidRequest, NotFound, Unavailable
 from bough.base.messages import ControlReply
 from bough.base.plan import NO_ADAPTER, AdapterDevice, AdapterLoad
 from bough.base.validate import check_adapter_name
@@ -231,7 +231,7 @@ class Adapters:
         if None in self._places:
             return self._places.index(None)
         held = [entry for entry in self._places if entry is not None]
-        if all(entry.pinned for entry in held):
+        if all(entry.pinned and entry.state is not State.LEAVING for entry in held):
             self._refuse_all()
         candidates = [entry for entry in held if entry.state is State.READY and not entry.pinned]
         for entry in candidates:
@@ -248,7 +248,7 @@ class Adapters:
         return place
 
     def _refuse_all(self) -> None:
-        error = BoughError(f"all {len(self._places)} places are taken by pinned adapters")
+        error = Unavailable(f"all {len(self._places)} places are taken by pinned adapters")
         for entry in list(self._wanted()):
             self._fail(entry, error)
 

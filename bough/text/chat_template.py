@@ -37,15 +37,18 @@ _MAX_DEPTH = 64
 
 
 def sources_from_folder(folder: str | Path) -> dict[str, str]:
-    """The templates of a Hugging Face folder by name; the main one is called "default"."""
+    """The templates of a Hugging Face folder by name; the main one is called "default".
+
+    Raises ConfigError for files that cannot be read.
+    """
     folder = Path(folder)
     found: dict[str, str] = {}
     for file in ("chat_template.json", "tokenizer_config.json"):
-        found.update(_named(read_json(folder / file).get("chat_template")))
+        found.update(_named(read_json(folder / file).get("chat_template"), folder / file))
     if (main := folder / "chat_template.jinja").is_file():
-        found["default"] = main.read_text(encoding="utf-8")
+        found["default"] = _read(main)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
+        found[path.stem] = _read(path)
     return found
 
 
@@ -58,12 +61,22 @@ def sources_from_gguf(metadata: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _named(value: Json) -> dict[str, str]:
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the chat template {path} cannot be read: {error}") from error
+
+
+def _named(value: Json, path: Path) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
-    if isinstance(value, list):
+    if not isinstance(value, list):
+        return {}
+    try:
         return {str(entry["name"]): str(entry["template"]) for entry in value}
-    return {}
+    except (KeyError, TypeError):
+        raise ConfigError(f"{path}: chat_template must be text, or a list of objects with name and template") from None
 
 
 class ChatTemplate:
@@ -86,8 +99,10 @@ class ChatTemplate:
         for name, source in sources.items():
             try:
                 self._templates[name] = _Compiled(environment, source, tokenizer.special_tokens)
-            except jinja2.TemplateError as error:
+            except (jinja2.TemplateError, SyntaxError) as error:  # Python's own, where loops are nested too deeply
                 raise ConfigError(f"the chat template {name!r} is broken: {error}") from error
+            except (RecursionError, MemoryError):
+                raise ConfigError(f"the chat template {name!r} is nested too deeply") from None
 
     @property
     def exists(self) -> bool:
@@ -170,22 +185,36 @@ class _Compiled:
 
         Most templates encode an object; those that were written for text fail on one, or print it as Python does.
         """
-        function = {"name": "f", "arguments": {"probe": 1}}
-        call = {"id": "123456789", "type": "function", "function": function}
+        contents = (_content("", self), None)
+        for text in (self._call(content, {"probe": 1}) for content in contents):
+            if text and "probe" in text:
+                return "{'probe'" in text and "'arguments'" not in text  # a template may print the whole message
+        return any("probe" in (self._call(content, '{"probe": 1}') or "") for content in contents)
+
+    @functools.cached_property
+    def nulls(self) -> tuple[Json, ...]:
+        """Contents beside calls, of null and an empty text, that this template gets as null; else it gets a text.
+
+        Some templates write calls only beside null. Others fail on it, or print it.
+        """
+        arguments = '{"probe": 1}' if self.takes_argument_text else {"probe": 1}
+        null, empty = self._call(None, arguments), self._call(_content("", self), arguments) or ""
+        if null is None or null.count("None") > empty.count("None"):
+            return ()
+        return (None, "") if "probe" in null and "probe" not in empty else (None,)
+
+    def _call(self, content: Json, arguments: Json) -> str | None:
+        """What the template makes of a call with these arguments, beside ``content``; None where it refuses it."""
+        call = {"id": "123456789", "type": "function", "function": {"name": "f", "arguments": arguments}}
         talk = [
             {"role": "user", "content": _content("x", self)},
-            {"role": "assistant", "content": _content("", self), "tool_calls": [call]},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
         ]
         context = {"messages": talk, "tools": None, "add_generation_prompt": False, "bos_token": "", "eos_token": ""}
         try:
-            text = self.render(context)
-            return "{'probe'" in text and "'arguments'" not in text  # a template may print the whole message
+            return self.render(context)
         except InvalidRequest:
-            function["arguments"] = '{"probe": 1}'
-            try:
-                return "probe" in self.render(context)
-            except InvalidRequest:
-                return False
+            return None
 
     def check_options(self, options: Mapping[str, Json]) -> None:
         """Raises InvalidRequest for options that are the engine's own or that the template does not read."""
@@ -250,6 +279,8 @@ def _prepare(message: Mapping[str, Json], compiled: _Compiled) -> dict[str, Json
         if not isinstance(calls, list):
             raise InvalidRequest("tool_calls must be a list", param="messages")
         prepared["tool_calls"] = [_tool_call(call, as_text=compiled.takes_argument_text) for call in calls]
+        if message.get("content") in compiled.nulls:
+            prepared["content"] = None
     return prepared
 
 
@@ -310,8 +341,8 @@ def _mark(value: Json, marks: Marks) -> Json:
 def _open_end(message: dict[str, Json], marks: Marks) -> None:
     """Put the cut mark behind the last message's text, with a space that shows whether the template trims."""
     end = marks.cut + " "
-    if isinstance(message["content"], str):
-        message["content"] += end
+    if message["content"] is None or isinstance(message["content"], str):
+        message["content"] = (message["content"] or "") + end
     else:
         message["content"][-1]["text"] += end
 

@@ -8,20 +8,23 @@ format is that of the GGUF specification and of llama.cpp.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bough.base.errors import ConfigError
+from bough.text.charsmap import check_charsmap
 from bough.text.vocabulary import Vocabulary
 from bough.text.word_split import word_split
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-_BEGINS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken")
+_BEGINS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "pixtral", "midm-2.0")
+_WHOLE_WORDS = (*_BEGINS_BY_DEFAULT, "youtu", "minicpm5")
 
 _EXTRA_SPACES = r"^ +|(?<= ) +| +$"
 _NEVER = -1e6
@@ -40,27 +43,28 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
     entries that contradict each other.
     """
     data = {key.removeprefix(_PREFIX): value for key, value in metadata.items() if key.startswith(_PREFIX)}
+    try:
+        return _build(data)
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(f"the GGUF file's tokenizer is broken: {error}") from error
+
+
+def _build(data: Mapping[str, Any]) -> Vocabulary:
     kind = data.get("model")
-    if kind not in ("gpt2", "llama", "t5", "bert"):
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama", "t5", "bert"):
         raise ConfigError(f"the GGUF tokenizer kind {kind!r} is not supported; gpt2, llama, t5 and bert are")
-    tokens = [str(token) for token in data.get("tokens", ())]
-    types = [int(value) for value in data.get("token_type", ())] or [_NORMAL] * len(tokens)
+    tokens = _list(data, "tokens", str)
+    types = _list(data, "token_type", int) or [_NORMAL] * len(tokens)
     if not tokens or len(types) != len(tokens):
         raise ConfigError("the GGUF file's tokens and token types do not match")
     if kind == "bert":
         tokens = _word_pieces(tokens, types)
         data = {**data, **_frame_of_bert(data, tokens)}
-    try:
-        if kind == "gpt2":
-            tokenizer = _build_gpt2(data, tokens)
-        elif kind == "bert":
-            tokenizer = _build_bert(data, tokens)
-        else:
-            tokenizer = _build_spm(data, tokens, types, kind)
-    except ConfigError:
-        raise
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(f"the GGUF file's tokenizer is broken: {error}") from error
+        tokenizer = _build_bert(data, tokens)
+    else:
+        tokenizer = _build_gpt2(data, tokens) if kind == "gpt2" else _build_spm(data, tokens, types, kind)
     _add_tokens(tokenizer, tokens, types)
     _set_frame(tokenizer, data, tokens, kind)
     unknown = _special_id(data, "unknown_token_id", tokens)
@@ -69,7 +73,7 @@ def build_from_gguf(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _build_gpt2(data: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     name = data.get("pre", "default")
-    pairs = [str(merge).partition(" ") for merge in data.get("merges", ())]
+    pairs = [merge.partition(" ") for merge in _list(data, "merges", str)]
     if not all(left and right for left, _, right in pairs):
         raise ConfigError("the GGUF file has a merge that is not a pair")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
@@ -77,17 +81,19 @@ def _build_gpt2(data: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokeni
         vocab=vocab, merges=[(left, right) for left, _, right in pairs], ignore_merges=name in _WHOLE_WORDS
     )
     tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.pre_tokenizer = word_split(name, add_prefix_space=bool(data.get("add_space_prefix", False)))
+    tokenizer.pre_tokenizer = word_split(name, add_prefix_space=_flag(data, "add_space_prefix", False))
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def _build_spm(data: Mapping[str, Any], tokens: list[str], types: list[int], kind: str) -> tokenizers.Tokenizer:
-    scores = [float(score) for score in data.get("scores", ())]
-    if len(scores) != len(tokens):
+    scores = _list(data, "scores", float, int)
+    if len(scores) != len(tokens) or not all(map(math.isfinite, scores)):
         raise ConfigError("the GGUF file's tokens and scores do not match")
     unknown, has_bytes = _special_id(data, "unknown_token_id", tokens), _BYTE in types
     if kind == "t5":
+        if unknown is None:
+            raise ConfigError("the GGUF file's tokenizer has no unknown_token_id")
         model: Any = models.Unigram(list(zip(tokens, _free_scores(types, scores))), unknown, has_bytes)
     else:
         model = models.BPE(
@@ -100,12 +106,13 @@ def _build_spm(data: Mapping[str, Any], tokens: list[str], types: list[int], kin
     tokenizer = tokenizers.Tokenizer(model)
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
     strip: list[Any] = []
-    if data.get("add_space_prefix", True):
+    if _flag(data, "add_space_prefix", True):
         steps.insert(0, normalizers.Prepend("▁"))
         strip.append(decoders.Strip(" ", 1, 0))
-    if data.get("remove_extra_whitespaces", False):
+    if _flag(data, "remove_extra_whitespaces", False):
         steps.insert(0, normalizers.Replace(Regex(_EXTRA_SPACES), ""))
-    if len(charsmap := bytes(data.get("precompiled_charsmap", b""))):
+    if charsmap := _bytes(data, "precompiled_charsmap"):
+        check_charsmap(charsmap)
         steps.insert(0, normalizers.Precompiled(charsmap))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.decoder = decoders.Sequence(
@@ -167,8 +174,8 @@ def _build_bert(data: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokeni
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     tokenizer = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token=tokens[data["unknown_token_id"]]))
     # Most files do not tell; what has the letter A as a word distinguishes case.
-    lowercase = bool(data.get("normalizer.lowercase", "A" not in vocab))
-    strip_accents = bool(data.get("normalizer.strip_accents", lowercase))
+    lowercase = _flag(data, "normalizer.lowercase", "A" not in vocab)
+    strip_accents = _flag(data, "normalizer.strip_accents", lowercase)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
@@ -201,7 +208,7 @@ def _set_frame(tokenizer: tokenizers.Tokenizer, data: Mapping[str, Any], tokens:
 
 def _framing(data: Mapping[str, Any], tokens: list[str], flag: str, by_default: bool, key: str) -> dict[str, int]:
     """The token ``key`` and its id, or nothing where ``flag`` leaves it out."""
-    token_id = _special_id(data, key, tokens) if data.get(flag, by_default) else None
+    token_id = _special_id(data, key, tokens) if _flag(data, flag, by_default) else None
     return {} if token_id is None else {tokens[token_id]: token_id}
 
 
@@ -215,6 +222,31 @@ def _special_id(data: Mapping[str, Any], key: str, tokens: list[str]) -> int | N
     value = data.get(key)
     if value is None:
         return None
-    if not 0 <= int(value) < len(tokens):
-        raise ConfigError(f"the GGUF file's {key} is outside the vocabulary")
-    return int(value)
+    if type(value) is not int or not 0 <= value < len(tokens):
+        raise ConfigError(f"the GGUF file's {key} is not the id of a token")
+    return value
+
+
+def _flag(data: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = data.get(key, default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"the GGUF file's {key} is neither true nor false")
+    return value
+
+
+def _list(data: Mapping[str, Any], key: str, *types: type) -> list[Any]:
+    """The list ``key``, or an empty one; ConfigError if what is in it has other types than ``types``."""
+    value = data.get(key, [])
+    values = value.tolist() if isinstance(value, np.ndarray) else value
+    if not isinstance(values, list) or not set(map(type, values)) <= set(types):
+        raise ConfigError(f"the GGUF file's {key} is not a list of {types[0].__name__}")
+    return values
+
+
+def _bytes(data: Mapping[str, Any], key: str) -> bytes:
+    value = data.get(key, b"")
+    if isinstance(value, np.ndarray) and value.dtype.itemsize == 1:
+        return value.tobytes()
+    if not isinstance(value, bytes):
+        raise ConfigError(f"the GGUF file's {key} is no list of bytes")
+    return value

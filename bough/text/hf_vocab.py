@@ -30,7 +30,10 @@ def read_folder(folder: Path) -> Vocabulary:
     found = _vocabulary(folder, config)
     tokenizer = found.tokenizer
     names = {**read_json(folder / "special_tokens_map.json"), **config}
-    _add_missing(tokenizer, names)
+    try:
+        _add_missing(tokenizer, names)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{folder}: the tokens that its configs add are not described as tokens are") from error
     ids = {name: _id_of(tokenizer, names.get(name)) for name in _NAMED}
     eos: dict[int, None] = {}
     for file in ("generation_config.json", "config.json"):
@@ -62,7 +65,7 @@ def _vocabulary(folder: Path, config: Mapping[str, Any]) -> Vocabulary:
         raise ConfigError(f"{folder} has no tokenizer.json, nor a sentencepiece or tiktoken file")
     if is_rank_file(files[0]):
         return build_from_gguf(rank_metadata(files[0]))
-    frame = {f"tokenizer.ggml.{key}": config[key] for key in ("add_bos_token", "add_eos_token") if key in config}
+    frame = {f"tokenizer.ggml.{key}": bool(config[key]) for key in ("add_bos_token", "add_eos_token") if key in config}
     return build_from_gguf({**spm_metadata(files[0]), **frame})
 
 
@@ -74,6 +77,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} is not a JSON object")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def _scale(config: Mapping[str, Any], alphas: Patterns, module: str, rank: int, 
     """``alpha / rank``, or over its root with rank-stabilised adapters (Kalajdzievski 2023)."""
     default = config.get("lora_alpha", rank)
     alpha = next((alpha for pattern, alpha in alphas if pattern.fullmatch(module)), default)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise ConfigError(f"{folder}: lora_alpha is {alpha!r} and no number")
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 

@@ -79,6 +79,12 @@ def bf16(blocks: Blocks) -> Floats:
     return (blocks["q"].astype(np.uint32) << 16).view(np.float32)
 
 
+def q1_0(blocks: Blocks) -> Floats:
+    signs = np.unpackbits(blocks["q"], axis=1, bitorder="little")
+    values: Floats = (signs * np.float32(2) - np.float32(1)) * column(blocks, "d")
+    return values
+
+
 def q4_0(blocks: Blocks) -> Floats:
     values: Floats = (nibbles(blocks["q"]).view(np.int8) - np.int8(8)) * column(blocks, "d")
     return values

@@ -71,6 +71,7 @@ FORMATS: dict[int, BlockFormat] = {
     35: _format("TQ2_0", 256, codebooks.tq2_0, ("q", "u1", 64), ("d", "<f2")),
     39: _format("MXFP4", 32, codebooks.mxfp4, ("e", "u1"), ("q", "u1", 16)),
     40: _format("NVFP4", 64, codebooks.nvfp4, ("d", "u1", 4), ("q", "u1", (4, 8))),
+    41: _format("Q1_0", 128, blocks.q1_0, ("d", "<f2"), ("q", "u1", 16)),
 }
 
 #: Types that exist but cannot be loaded, for messages.

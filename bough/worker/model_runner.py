@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from bough.base.plan import StepPlan
+from bough.base.plan import NO_ADAPTER, StepPlan
 from bough.device.attention.base import AttentionBackend
 from bough.device.lora.pool import AdapterPool
 from bough.device.platform.copies import Timer
@@ -58,8 +59,13 @@ class ModelRunner:
         """Replay ``graphs``, made with :meth:`compute`, for the steps that they take."""
         self._graphs = graphs
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, D] of chosen positions -> logits [N, V]."""
+    def logits(self, hidden: Tensor, places: int | NDArray[np.int32] = NO_ADAPTER) -> Tensor:
+        """Hidden states [N, D] of chosen positions -> logits [N, V].
+
+        ``places`` are those of their rows' adapters, [N], or the one that all have.
+        """
+        if self._adapters is not None:
+            self._adapters.plan_head(np.broadcast_to(places, len(hidden)).tolist())
         return self._model.logits(hidden)
 
     def scores(self, hidden: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ rows, the one before it is finished before it is sampled: behind its forward, wh
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -185,7 +186,7 @@ class Worker:
             if i in result.failed:
                 continue
             first = q_start[i] + position - 1 - plan.start[i]
-            logits = self._runner.logits(handle.hidden[first : first + len(ids)])
+            logits = self._runner.logits(handle.hidden[first : first + len(ids)], handle.batch.adapters[i])
             try:
                 result.logprobs[i] = self._sampler.report(int(plan.rows[i]), logits, ids.tolist())
             except Exception as error:
@@ -211,8 +212,9 @@ class Worker:
             if i in result.failed or not self._prompt_logprobs.covers(row, start, n_new):
                 continue
             hidden = handle.hidden[q_start[i] : q_start[i + 1]]
+            logits = partial(self._runner.logits, places=handle.batch.adapters[i])
             try:
-                result.prompt_logprobs[i] = self._prompt_logprobs.report(row, start, hidden, self._runner.logits)
+                result.prompt_logprobs[i] = self._prompt_logprobs.report(row, start, hidden, logits)
             except Exception as error:
                 result.failed[i] = _reason(error)
 
@@ -231,14 +233,15 @@ class Worker:
         if masks is not None:
             context.masked = np.searchsorted(batch.sampled, masks.rows).astype(np.int64)
             context.masks = to_device(masks.bits, hidden.device)
-        logits = self._runner.logits(hidden)
+        places = batch.adapters[batch.sampled]
+        logits = self._runner.logits(hidden, places)
         sampling: Sampling | Sampled
         try:
             sampling = self._sampler.launch(logits, context)
             tokens = sampling.tokens
         except Exception:
             # One row's rules broke the common path. Sampling changes no state, so each row gets its own try.
-            sampling = self._one_by_one(hidden, context)
+            sampling = self._one_by_one(hidden, places, context)
             tokens = to_device(np.array(sampling.tokens, np.int64), hidden.device)
         self._rows.set_last(batch.sample_rows, tokens)
         self._known[plan.rows[batch.sampled]] += 1
@@ -276,13 +279,13 @@ class Worker:
         result.seconds = forward.seconds() + sampling.seconds()
         result.idle = sampling.since(forward) + (0.0 if before is None else forward.since(before))
 
-    def _one_by_one(self, hidden: Tensor, context: SampleContext) -> Sampled:
+    def _one_by_one(self, hidden: Tensor, places: NDArray[np.int32], context: SampleContext) -> Sampled:
         tokens: list[int] = []
         logprobs: dict[int, list[PositionLogprobs]] = {}
         failed: dict[int, Failure] = {}
         for i in range(len(context.rows)):
             try:
-                sampled = self._sampler.sample(self._runner.logits(hidden[i : i + 1]), context.alone(i))
+                sampled = self._sampler.sample(self._runner.logits(hidden[i : i + 1], places[i]), context.alone(i))
             except Exception as error:
                 sampled = Sampled([0], failed={0: _reason(error)})
             tokens += sampled.tokens

@@ -36,6 +36,15 @@ PARTS = (
     "{% if loop.last %}{% break %}{% endif %}{% endfor %}{% endgeneration %}"
 )
 REPR = "{% for m in messages %}<|im_start|>{{ m.content }}{{ m }}<|im_end|>{% endfor %}{{ tools }}"
+# As of DeepSeek-V2.5, V3 and R1: calls are written only beside a content of null, and their arguments are text.
+NULLS = (
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<|user|>{{ m['content'] }}{% endif %}"
+    "{% if m['role'] == 'assistant' and m['content'] is none %}{% for c in m['tool_calls'] %}"
+    "<call>{{ c['type'] + '<sep>' + c['function']['name'] + '\n```json\n' + c['function']['arguments'] + '\n```' }}"
+    "{% endfor %}{{ eos_token }}{% endif %}"
+    "{% if m['role'] == 'assistant' and m['content'] is not none %}{{ '<|assistant|>' + m['content'] + eos_token }}"
+    "{% endif %}{% if m['role'] == 'tool' %}<out>{{ m['content'] }}</out>{% endif %}{% endfor %}"
+)
 TEMPLATES = {"chatml": CHATML, "tags": TAGS, "parts": PARTS, "repr": REPR}
 
 TOOLS = [{"type": "function", "function": {"name": "get", "description": "Ünï <b>", "parameters": {"type": "object"}}}]
@@ -169,6 +178,45 @@ def test_tool_arguments_become_objects(smollm: Tokenizer) -> None:
     assert '{"name": "f", "arguments": {"x": "<ü>"}}' in text
 
 
+CALL = {"id": "c1", "type": "function", "function": {"name": "get", "arguments": '{"city": "Rome"}'}}
+
+
+def test_calls_beside_null_are_where_the_template_looks_for_them(all_kinds: dict[str, Tokenizer]) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    ours = chat(NULLS, all_kinds["byte-level"])
+
+    def talk(**content: Any) -> list[dict[str, Any]]:
+        call = {"role": "assistant", **content, "tool_calls": [CALL]}
+        answer = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+        return [{"role": "user", "content": "weather?"}, call, answer, {"role": "assistant", "content": "It is."}]
+
+    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    ((expected,), _) = render_jinja_template(conversations=[talk(content=None)], chat_template=NULLS, **tokens)
+    assert '<call>function<sep>get\n```json\n{"city": "Rome"}\n```' in expected
+    # Clients leave the content out, too, or send an empty text.
+    for content in ({"content": None}, {}, {"content": ""}):
+        assert ours.render(talk(**content)).text == expected
+    assert "<|assistant|>hm" in ours.render(talk(content="hm")).text
+
+
+@pytest.mark.parametrize("source", [
+    CHATML, TAGS, PARTS, REPR,
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{% endfor %}",
+])  # fmt: skip
+def test_null_is_never_printed(source: str, smollm: Tokenizer) -> None:
+    ours = chat(source, smollm)
+    told = [ours.render([{"role": "assistant", "tool_calls": [CALL], "content": c}]).text for c in ("", None)]
+    assert told[0] == told[1]
+
+
+def test_a_call_can_be_continued(smollm: Tokenizer) -> None:
+    source = "{% for m in messages %}{% if m.content is not none %}<|im_start|>{{ m.content }}{% endif %}{% endfor %}"
+    talk = [{"role": "assistant", "content": None, "tool_calls": [CALL]}]
+    prompt = chat(source, smollm).render(talk, add_generation_prompt=False, continue_final_message=True)
+    assert prompt.text == "<|im_start|>"
+
+
 def test_a_message_can_be_continued(smollm: Tokenizer, folders: dict[str, Path]) -> None:
     from transformers import PreTrainedTokenizerFast
 
@@ -254,9 +302,26 @@ def test_templates_are_found_in_all_their_places(tmp_path: Path, smollm: Tokeniz
     }  # fmt: skip
 
 
-def test_a_broken_template_is_a_configuration_error(smollm: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="broken"):
-        chat("{% for %}", smollm)
+@pytest.mark.parametrize(("source", "message"), [
+    ("{% for %}", "broken"), ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "deeply"),
+    ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, "deeply"),
+    ("{% for i in [1] %}" * 30 + "{% endfor %}" * 30, "broken"),
+])  # fmt: skip
+def test_a_broken_template_is_a_configuration_error(source: str, message: str, smollm: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match=message):
+        chat(source, smollm)
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("chat_template.jinja", b"\xff\xfe{{ x }}"),
+    ("tokenizer_config.json", b"[" * 100_000 + b"]" * 100_000),
+    ("tokenizer_config.json", b'{"chat_template": [{"name": "default"}]}'),
+    ("tokenizer_config.json", b'{"chat_template": [1, 2]}'),
+])  # fmt: skip
+def test_damaged_sources_are_a_configuration_error(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError):
+        sources_from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def test_the_scale_is_that_of_peft(tmp_path: Path, config: dict[str, Any], scale
      ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"), ({"of_tomorrow": 1}, "of_tomorrow"),
      ({"init_lora_weights": "pissa"}, "pissa"), ({"init_lora_weights": ["x"]}, "other weights"),
      ({"alpha_pattern": {"(": 1}}, "RE2"), ({"alpha_pattern": {"\udc80": 1}}, "RE2"), ({"alpha_pattern": ["q"]}, "no"),
-     ({"bias": "all"}, "biases"), ({"lora_alpha": "x"}, "lora_alpha"), ({"lora_alpha": True}, "lora_alpha")],
+     ({"bias": "all"}, "biases"), ({"lora_alpha": "x"}, "lora_alpha"), ({"lora_alpha": True}, "lora_alpha"),
+     ({"lora_alpha": 10**400}, "lora_alpha")],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(tmp_path: Path, config: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):

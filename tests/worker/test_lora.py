@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -10,14 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bough.base.config import KVConfig
+from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
 from bough.base.plan import NO_ADAPTER
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdapterPool
+from bough.device.lora.pool import AdapterPool, LowRank
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
+from bough.device.ops.reference import ReferenceOps
 from bough.weights.adapter import read_adapter
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
@@ -140,6 +145,58 @@ def test_an_adapter_of_stacked_experts_equals_merged_weights(
     compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
 
 
+@pytest.mark.parametrize("kernels", ["reference", "auto"])
+@pytest.mark.parametrize("name", ["llama", "cohere2", "gemma2"])
+@pytest.mark.parametrize("targets", [("lm_head",), (*TARGETS, "lm_head")], ids=len)
+def test_an_adapter_of_the_head_equals_merged_weights(
+    name: str, targets: tuple[str, ...], kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    path = untied(checkpoints(name), tmp_path / "untied")
+    check_merged(path, targets, 8, kernels, make_driver, make_adapted, tmp_path)
+
+
+def untied(path: Path, folder: Path) -> Path:
+    """The model at ``path`` with a head of its own, of the same weights where it had none."""
+    shutil.copytree(path, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    return folder
+
+
+def test_an_adapter_changes_a_head_that_is_the_embedding_too(
+    checkpoints: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    tied = checkpoints("granite")
+    apart = untied(tied, tmp_path / "untied")
+    adapter = write_adapter(tmp_path / "a", apart, ("lm_head",), 8)
+    found = []
+    for path in (tied, apart):
+        driver = make_adapted(path, [adapter], "auto")
+        seqs = [add(driver, i, ids, NO_ADAPTER if i == 1 else 0) for i, ids in enumerate(PROMPTS)]
+        driver.run(seqs, 4, chunk=6)
+        found.append([(seq.ids, rows_of(seq)) for seq in seqs])
+    for (ids, rows), (others, expected) in zip(*found):
+        assert ids == others
+        torch.testing.assert_close(rows, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_has_the_outputs_of_the_whole_head() -> None:
+    pool = AdapterPool(ReferenceOps("the test"), torch.float32, 2)
+    head = pool.head("lm_head", (10, 4), 6)
+    a, b, x = torch.randn(3, 4), torch.randn(10, 3), torch.randn(3, 4)
+    with pytest.raises(ConfigError, match="shapes"):
+        pool.install(0, {"lm_head": LowRank(a, b[:8], 2.0)})
+    pool.install(0, {"lm_head": LowRank(a, b, 2.0)})
+    pool.plan_head([NO_ADAPTER, 0, 1])
+    found = head(x, torch.zeros(3, 6))
+    torch.testing.assert_close(found[1], 2.0 * (b @ a @ x[1])[:6])
+    assert not found[0].any() and not found[2].any()
+
+
 def check_merged(
     path: Path, targets: tuple[str, ...], rank: int, kernels: str, make_driver: Make, make_adapted: Make, tmp_path: Path
 ) -> None:
@@ -185,7 +242,8 @@ def check_company(
     path: Path, kernels: str, dtype: torch.dtype, make_adapted: Make, tmp_path: Path, targets: tuple[str, ...] = TARGETS
 ) -> None:
     """16 rows over 8 adapters, and without any, give the bits that each gives alone."""
-    folders = [write_adapter(tmp_path / str(i), path, targets[i % 3 :], 4 << i % 5, seed=i) for i in range(8)]
+    chosen = [(*targets[i % 3 :], *(["lm_head"] if i % 2 else [])) for i in range(8)]
+    folders = [write_adapter(tmp_path / str(i), path, chosen[i], 4 << i % 5, seed=i) for i in range(8)]
     places = [NO_ADAPTER if i in (3, 11) else (5 * i) % 8 for i in range(16)]
     prompts = [[(11 * i * j + i) % 97 for j in range(1, 4 + i)] for i in range(16)]
     driver = make_adapted(path, folders, kernels, dtype)

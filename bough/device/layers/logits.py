@@ -35,10 +35,13 @@ class LMHead:
         """
         self._scale, self._softcap = scale, softcap
         vocab_size, n_ids, hidden_size = sizes
+        shape = vocab_size, hidden_size
+        adapters = context.adapters
+        self._adapted = None if adapters is None else adapters.head(name, shape, n_ids)
         if tied:
             self._method = tied.table.head(n_ids)
         else:
-            self._method = context.head(f"{name}.weight", (vocab_size, hidden_size), n_ids)
+            self._method = context.head(f"{name}.weight", shape, n_ids)
 
     @property
     def parts(self) -> Sequence[PackedLinear]:
@@ -48,6 +51,8 @@ class LMHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""
         logits = self._method.apply(hidden)
+        if self._adapted is not None:
+            self._adapted(hidden, logits)
         if self._scale != 1.0:
             logits.mul_(self._scale)
         if self._softcap:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -127,6 +127,20 @@ class AdaptedLayer(AdaptedWeights):
         return out
 
 
+class AdaptedHead(AdaptedLayer):
+    """A language-model head [V, n_in], of whose outputs the first ``n_ids`` are computed."""
+
+    def __init__(self, pool: AdapterPool, op: LoraOp, name: str, shape: tuple[int, int], n_ids: int) -> None:
+        super().__init__(pool, op, [name], [n_ids], shape[1])
+        self._name, self._vocab_size, self._n_ids = name, shape[0], n_ids
+
+    def read(self, modules: Mapping[str, LowRank]) -> Update | None:
+        part = modules.get(self._name)
+        if part is None or len(part.b) != self._vocab_size:
+            return super().read(modules)
+        return super().read({self._name: replace(part, b=part.b[: self._n_ids])})
+
+
 class AdapterPool:
     """Places for adapters. Not shared between threads.
 
@@ -144,6 +158,7 @@ class AdapterPool:
         self.captured: Tensor | None = None
         self.capturable = True
         self._ops, self._dtype = ops, dtype
+        self._head: AdaptedHead | None = None
         self._layers: list[AdaptedWeights] = []
         self._stacks: list[ExpertStack] = []
         self._names: dict[str, None] = {}
@@ -169,6 +184,14 @@ class AdapterPool:
     def stack(self, stack: ExpertStack) -> None:
         """Experts, whose projections are layers already, that an adapter may also change as one parameter."""
         self._stacks.append(stack)
+
+    def head(self, name: str, shape: tuple[int, int], n_ids: int) -> AdaptedHead:
+        """The language-model head of ``shape`` (out, in), of which the first ``n_ids`` outputs are computed."""
+        op = self._ops.lora([n_ids], shape[1], self.n_places, self._dtype)
+        self._head = AdaptedHead(self, op, name, shape, n_ids)
+        self._layers.append(self._head)
+        self._names[name] = None
+        return self._head
 
     def install(self, place: int, modules: Mapping[str, LowRank]) -> None:
         """Make an adapter, its updates by the names of projections, ready in a place that no row uses.
@@ -208,6 +231,11 @@ class AdapterPool:
         self.places = self.captured = None
         if self.runs is not None:
             self.places = torch.tensor(places).repeat_interleave(torch.tensor(counts))
+
+    def plan_head(self, places: Sequence[int]) -> None:
+        """Tell which adapter the rows have whose logits are computed next."""
+        changed = self._head is not None and any(place != NO_ADAPTER and self._head.changes(place) for place in places)
+        self.plan(places if changed else (), [1] * len(places) if changed else ())
 
     def plan_captured(self, places: Tensor) -> None:
         """The same for a step of single tokens that is captured, whose ``places`` [T] are on the device."""
