@@ -6,7 +6,11 @@ import json
 from pathlib import Path
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-WEIGHTS = {"adapters-bf16.json": "bfloat16", "adapters-q4.json": "Q4_1"}
+WEIGHTS = {
+    "adapters-1b.json": "1B, bfloat16",
+    "adapters-bf16.json": "135M, bfloat16",
+    "adapters-q4.json": "135M, Q4_1",
+}
 
 
 def table() -> list[str]:

@@ -81,7 +81,9 @@ FORMATS_TEXT = """## Weights
 
 `tokenizer.json`; without one sentencepiece's `.model` (unigram and bpe) and tiktoken's files (`cl100k_base`,
 `o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama, t5 and bert. Ids equal those
-of the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`). Chat templates come from
+of the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`); not exact are sentencepiece
+models that fold case (`nmt_nfkc_cf`) where marks enclose letters, and those whose user-defined symbols are ordinary
+words while they add or remove spaces. Chat templates come from
 `tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
 """
 

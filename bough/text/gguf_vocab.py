@@ -26,7 +26,7 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BEGINS_BY_DEFAULT = ("llama3", "llama-v3", "llama-bpe", "falcon3", "tekken", "pixtral", "midm-2.0")
 _WHOLE_WORDS = (*_BEGINS_BY_DEFAULT, "youtu", "minicpm5")
 
-_EXTRA_SPACES = r"^ +|(?<= ) +| +$"
+_EXTRA_SPACES = r"\A +|(?<= ) +| +\z"
 _NEVER = -1e6
 """Score of pieces that are never chosen for a text."""
 

@@ -33,14 +33,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "unigram": {"model_type": "unigram", "byte_fallback": True, "pad_id": 3},
     "unigram-unknown": {"model_type": "unigram", "unk_id": 2, "bos_id": 0, "eos_id": 1},
     "bpe-nfkc": {"model_type": "bpe", "bos_id": -1},
-    "bpe-folded": {"model_type": "bpe", "normalization_rule_name": "nmt_nfkc_cf", "byte_fallback": True},
     "bpe-bare": {"model_type": "bpe", "normalization_rule_name": "nfkc", "add_dummy_prefix": False,
                  "remove_extra_whitespaces": True, "split_digits": True, "control_symbols": ["<sep>"]},
     "unigram-bare": {"model_type": "unigram", "normalization_rule_name": "identity", "add_dummy_prefix": False,
                      "remove_extra_whitespaces": False, "byte_fallback": True},
-    "unigram-symbols": {"model_type": "unigram", "user_defined_symbols": ["<mask>", "the", "▁▁", "日本"],
+    "unigram-symbols": {"model_type": "unigram", "user_defined_symbols": ["<mask>", "<0>"],
                         "control_symbols": ["<sep>", "and"], "byte_fallback": True},
-    "bpe-symbols": {"model_type": "bpe", "user_defined_symbols": ["<mask>", "the", "日本"], "control_symbols": ["and"]},
+    "bpe-symbols": {"model_type": "bpe", "user_defined_symbols": ["<mask>", "<0>"], "control_symbols": ["and"]},
     "unigram-phrases": {"model_type": "unigram", "split_by_whitespace": False, "split_by_unicode_script": False},
 }  # fmt: skip
 
