@@ -295,11 +295,15 @@ class StreamExecutor:
         self.ring()
 
     def announce(self, name: Any) -> None:
-        """Let others wait for a variable."""
-        self.variable_event[name] = Signal()
+        """Let others wait for a variable, unless the state has failed and will never have it."""
         self.values_done.discard(name)
+        event = self.variable_event[name] = Signal()
+        streamed = Signal()
         if self.stream_var_event is not None:
-            self.stream_var_event[name] = Signal()
+            self.stream_var_event[name] = streamed
+        if self.error_ is not None:  # fail() has woken those that were there, perhaps without these
+            event.set()
+            streamed.set()
 
     def settle(self, name: Any) -> None:
         """The value of a variable is complete."""

@@ -85,12 +85,13 @@ class ProgramTexts:
             except UnknownText:
                 return 0  # it went while the request ran
             upto = len(base) if prefix.chars is None else prefix.chars
-            whole = base.chain == CHAIN
+            # Programs go one by one, so no text may rest on that of another program.
+            whole = base.chain == CHAIN or prefix.program != program
             text = _Text(None, 0, base.read(upto) + rest, 0) if whole else _Text(base, upto, rest, base.chain + 1)
         known = self._programs.setdefault((tenant, program), _Texts())
         self._programs.move_to_end((tenant, program))
         known.by_node[node] = text
-        n_bytes = sys.getsizeof(text.rest) + ENTRY_BYTES
+        n_bytes = sum(map(sys.getsizeof, (text.rest, node, program))) + ENTRY_BYTES
         known.n_bytes += n_bytes
         self._room -= n_bytes
         while self._room < 0:

@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -336,6 +337,76 @@ def test_nothing_hangs_after_a_failure() -> None:
             state[name]
     with pytest.raises(sgl.ProgramError, match="down"):
         list(two.run(backend=sgl.FakeBackend({"x": RuntimeError("down")}), stream=True).text_iter())
+
+
+def more_gen(s: Any) -> Any:
+    s += "more" + sgl.gen("b")
+    return s["b"]
+
+
+def more_meta(s: Any) -> Any:
+    s += sgl.gen("b")
+    return s.get_meta_info("b", timeout=60) or s["b"]
+
+
+def more_select(s: Any) -> Any:
+    s += sgl.select("b", ["x", "y"])
+    return s["b"]
+
+
+def more_scope(s: Any) -> Any:
+    with s.var_scope("b"):
+        s += "more"
+    return s["b"]
+
+
+def more_branches(s: Any) -> Any:
+    forks = s.fork(2)
+    forks += sgl.gen("b")
+    return forks[1]["b"]
+
+
+def more_joined(s: Any) -> None:
+    forks = s.fork(2)
+    forks += sgl.gen("b")
+    forks.join()
+
+
+def more_awaited(s: Any) -> Any:
+    s += sgl.gen("b")
+    return asyncio.run(s.get("b"))
+
+
+@pytest.mark.parametrize(
+    "more", [more_gen, more_meta, more_select, more_scope, more_branches, more_joined, more_awaited]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_appended_after_a_failure_fails(more: Callable[[Any], Any], stream: bool) -> None:
+    """Whoever reads it is told, instead of waiting for what will never be."""
+
+    @sgl.function
+    def goes_on(s: Any, question: str) -> Any:
+        s += question + sgl.gen("a")
+        s.error()
+        return more(s)
+
+    backend = sgl.FakeBackend({"boom": RuntimeError("down")})
+    seen: list[Any] = []
+
+    def run() -> None:
+        try:
+            state = goes_on.run("boom", backend=backend, stream=stream)
+            list(state.text_iter("b"))
+        except sgl.ProgramError as error:
+            seen.append(error)
+        seen.extend(goes_on.run_batch([{"question": q} for q in ("hi", "boom", "ho")], backend=backend))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert "down" in str(seen[0])
+    assert [str(state.error()) for state in seen[1:]] == ["None", "down", "None"]
 
 
 def test_a_body_that_fails_in_a_stream_is_heard() -> None:

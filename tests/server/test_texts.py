@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +65,28 @@ def test_programs_go_as_a_whole_the_longest_unused_first() -> None:
     assert texts.keep("", "e", "n", None, "e" * 9000) == 0, "more than there is room for"
     texts.forget("", "e")
     assert texts.keep("", "f", "n", None, "f" * 4000) == 4000
+
+
+def test_what_one_program_has_from_another_is_its_own() -> None:
+    """However it is put together, what is kept is within the room."""
+    texts = ProgramTexts(1 << 20)
+    tracemalloc.start()
+    try:
+        for i in range(200):
+            texts.keep("", f"p{i}", "n", None, f"{i:04}" * 16_384)
+            texts.keep("", "hold", f"n{i}", Prefix(program=f"p{i}", node="n"), "")
+            if i % 2:
+                texts.forget("", f"p{i}")
+        for i in range(200):
+            texts.keep("", f"{i:04}" * 4096, f"{i:04}" * 16_384, None, "")
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert held < 1.3 * (1 << 20)
+    texts.keep("", "p", "n", None, "one two")
+    assert texts.keep("", "q", "m", Prefix(program="p", node="n", chars=3), " four") == 8
+    texts.forget("", "p")
+    assert texts.find("", Prefix(program="q", node="m")) == "one four"
 
 
 def test_tenants_and_ended_programs_are_unknown() -> None:
