@@ -56,7 +56,7 @@ async def _once(
     """(value, what is still to be appended to the text, meta) of one generation."""
     async with recorded(ex, "generate", expr.name, line) as call:
         _shorten(ex, params)
-        if ex.stream:
+        if ex.stream and ex.shown is None:
             text, meta = await _streamed(ex, expr, answer, params, call), ex.meta_info.get(expr.name)
             tokens = call.count(meta)
             ex.program.spend(tokens)
@@ -105,10 +105,11 @@ async def _ask_until_valid(
     ex: StreamExecutor, expr: SglGen, answer: Answer, params: SglSamplingParams, line: Line | None
 ) -> tuple[Any, str, Any]:
     """As :func:`_once`, telling the model what is wrong with its answers. Only the last one stays in the text."""
-    before, messages, stream = ex.text_, list(ex.messages_), ex.stream
-    ex.stream = False  # an answer that may be rejected is not shown
+    before, messages = ex.text_, list(ex.messages_)
+    ex.shown = len(before)  # an answer that may be rejected is not
     try:
         for attempt in range(expr.reask + 1):
+            ex.open_ended = attempt < expr.reask
             try:
                 value, text, meta = await _once(ex, expr, answer, params, line)
                 answer.check(value, expr.validate)
@@ -120,7 +121,8 @@ async def _ask_until_valid(
                     raise
                 _tell(ex, error)
     finally:
-        ex.text_, ex.messages_, ex.stream = before, messages, stream
+        ex.text_, ex.messages_, ex.open_ended = before, messages, False
+        ex.shown = None
     raise AssertionError("unreachable")
 
 

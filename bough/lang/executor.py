@@ -49,10 +49,11 @@ class StreamExecutor:
 
     Attributes are read by programs and tests: ``text_``, ``messages_``, ``variables``, ``meta_info``,
     ``variable_event``, ``arguments``, ``backend``, ``sid``, ``images_``, ``cur_images``, ``fork_start_text_pos``,
-    ``is_finished``, ``error_``.
+    ``is_finished``, ``error_``. Of the text, followers see the first ``shown`` characters (None: all).
 
     Backends also read ``lora_path``, the adapter of the current call, and ``next_text``, what is likely to follow its
-    answer. ``answered`` is the last gen, and the length of the text behind its answer; ``sent`` a call whose text the
+    answer. ``open_ended`` says that nobody knows how many calls the node under way will still make, ``answered`` is
+    the last gen, and the length of the text behind its answer; ``sent`` a call whose text the
     backend keeps, and that text.
     """
 
@@ -102,8 +103,10 @@ class StreamExecutor:
         self.current: Call | None = None
         self.lora_path: str | None = None
         self.next_text = ""
+        self.open_ended = False
+        self.shown: int | None = None
         self.answered: tuple[Place, int] | None = None
-        self.sent: tuple[str, str] | None = None
+        self.sent: tuple[dict[str, str], str] | None = None
         self.calls: list[Call] = []
         self.pieces: dict[Any, list[tuple[str, Any]]] = {}
         self.types_wanted: dict[Any, Any] = {}
@@ -239,8 +242,11 @@ class StreamExecutor:
             made.append(child)
         return made
 
-    def envelope(self) -> dict[str, Any]:
-        """What an engine that schedules by program is told with the current call."""
+    def envelope(self, more: int = 0) -> dict[str, Any]:
+        """What an engine that schedules by program is told with a request, after which the call makes ``more``.
+
+        Not that it is the last one, which nobody knows before it has succeeded: the backend's ``end_program`` says so.
+        """
         told: dict[str, Any] = {"id": self.program.id, "node": self.current.node if self.current else ""}
         if self.last_node:
             told["parent"] = self.last_node
@@ -254,10 +260,8 @@ class StreamExecutor:
             told["deadline"] = left
         pending = [node for node, _ in self._queue if isinstance(node, _MODEL)]
         if self._ended:
-            if not any(isinstance(node, SglAct) for node in pending):
-                told["next_uses"] = len(pending)
-            if not pending and all(m is self or m.is_finished for m in list(self.program.members)):
-                told["end"] = True
+            if not self.open_ended and not any(isinstance(node, SglAct) for node in pending):
+                told["next_uses"] = len(pending) + more
         elif self.next_text and not pending:
             told["after"] = self.next_text
         return told

@@ -171,8 +171,8 @@ class ProgramState:
     def _text_changes(self) -> Iterator[Any]:
         ex, at = self.stream_executor, 0
         while True:
-            news, finished = ex.news, ex.is_finished
-            if text := ex.text_[at:]:
+            news, finished, shown = ex.news, ex.is_finished, ex.shown
+            if text := ex.text_[at:shown]:
                 at += len(text)
                 yield text, None
             if finished:
@@ -215,7 +215,7 @@ class ProgramState:
         The last one is the value itself.
         """
         ex, written, shown, seen = self.stream_executor, "", None, 0
-        for piece in self.text_iter(var_name):
+        for piece in self.text_iter(var_name) if ex.stream else ():
             pieces = [text for text, _ in ex.pieces[var_name][seen:]] if var_name in ex.pieces else [piece]
             seen += len(pieces)
             for text in pieces:
@@ -225,7 +225,7 @@ class ProgramState:
                 if partial is not None and partial != shown:
                     shown = partial
                     yield partial
-        if (final := self.get_var(var_name)) != shown:
+        if (final := self.get_var(var_name)) != shown or shown is None:
             yield final
 
     def __aiter__(self) -> AsyncIterator[str]:

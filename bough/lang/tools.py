@@ -130,6 +130,7 @@ async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> 
     answer_schema = _answer_schema(expr.answer)
     while True:
         last = len(made) >= expr.max_steps
+        ex.open_ended = not last
         schema = json.dumps(_step_schema([] if last else expr.tools, answer_schema), ensure_ascii=False)
         turns.begin_role(ex, "assistant")
         chosen, arguments = await _step(ex, expr, schema, line)
@@ -140,6 +141,7 @@ async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> 
         turns.begin_role(ex, "user")
         turns.fill(ex, f"{chosen}: {made[-1].error or _text(made[-1].result)}")
         turns.end_role(ex, "user")
+    ex.open_ended = False
     ex.variables[expr.name] = _typed(expr.answer, arguments.get(ANSWER))
     ex.meta_info[expr.name] = {"tool_calls": [asdict(call) for call in made]}
     ex.settle(expr.name)

@@ -68,7 +68,7 @@ atexit.register(_end_loop)
 
 
 _finalizers: list[weakref.finalize[..., Any]] = []
-_closing: set[asyncio.Future[Any]] = set()
+_working: set[asyncio.Future[Any]] = set()
 
 
 def close_with(
@@ -78,31 +78,37 @@ def close_with(
 
     ``close`` must not refer to ``owner``. A loop that has ended by then closes nothing.
     """
-    finalizer = weakref.finalize(owner, _close_on, loop, close)
+    finalizer = weakref.finalize(owner, in_background, close, loop)
     finalizer.atexit = False  # the loop sees to it when it ends
     with _lock:
         _finalizers[:] = [*(f for f in _finalizers if f.alive), finalizer]
     return finalizer
 
 
-def _close_on(loop: asyncio.AbstractEventLoop, close: Callable[[], Awaitable[Any]]) -> None:
+def in_background(work: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``work`` on ``loop``, from any thread; the end of the interpreter waits for it."""
     if loop.is_running():
-        loop.call_soon_threadsafe(_begin, close)
+        loop.call_soon_threadsafe(_begin, work)
 
 
-def _begin(close: Callable[[], Awaitable[Any]]) -> None:
-    task = asyncio.ensure_future(close())
-    _closing.add(task)
-    task.add_done_callback(_closing.discard)
+def _begin(work: Callable[[], Awaitable[Any]]) -> None:
+    task = asyncio.ensure_future(work())
+    _working.add(task)
+    task.add_done_callback(_working.discard)
 
 
 async def _close_all(loop: asyncio.AbstractEventLoop) -> None:
-    """Close what is still open on ``loop``, which runs this."""
+    """Close what is still open on ``loop``, which runs this, when what is under way is done."""
+    await _settled(loop)
     for finalizer in _finalizers:
-        if (found := finalizer.peek()) is not None and found[2][0] is loop:
+        if (found := finalizer.peek()) is not None and found[2][1] is loop:
             finalizer.detach()
-            _begin(found[2][1])
-    await asyncio.gather(*(task for task in _closing if task.get_loop() is loop), return_exceptions=True)
+            _begin(found[2][0])
+    await _settled(loop)
+
+
+async def _settled(loop: asyncio.AbstractEventLoop) -> None:
+    await asyncio.gather(*(task for task in _working if task.get_loop() is loop), return_exceptions=True)
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> bool:

@@ -46,6 +46,7 @@ from bough.server.schema import (
     refuse_unsupported,
 )
 from bough.server.service import Service
+from bough.server.texts import Kept
 from bough.server.thinking import thoughtful
 from bough.server.work import Answer, Call
 
@@ -97,6 +98,7 @@ class _Job:
     sequences: list[_Sequence]
     work: list[tuple[Sequence[int], GenerateOptions]]
     single: bool
+    kept: Kept | None = None
 
     def find(self, prompt: int, chunk: Chunk) -> int:
         return prompt * self.work[0][1].n + chunk.index
@@ -316,7 +318,7 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     return answer
 
 
-def _kept(job: _Job, sequence: _Sequence) -> dict[str, int]:
+def _kept(job: _Job, sequence: _Sequence) -> dict[str, int | str]:
     """Keep the text for what goes on from it: prompt and answer, or the prompt where there are several answers."""
     program, body, texts = sequence.options.program, job.body, job.call.service.texts
     if program is None:
@@ -325,8 +327,10 @@ def _kept(job: _Job, sequence: _Sequence) -> dict[str, int]:
     if program.end:
         texts.forget(tenant, program.id)
     elif program.node and isinstance(body.text, str):
-        rest = body.text + (sequence.text if job.single else "")
-        return {"text": texts.keep(tenant, program.id, program.node, body.prefix, rest)}
+        if job.kept is None:
+            rest = body.text + (sequence.text if job.single else "")
+            job.kept = texts.keep(tenant, program.id, program.node, body.prefix, rest)
+        return {"text": job.kept.chars, "text_id": job.kept.id}
     return {}
 
 

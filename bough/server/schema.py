@@ -264,10 +264,15 @@ class UnsupportedNative(Constrained, kw_only=True):
 
 
 class Prefix(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first ``chars`` characters (None: all) of prompt and answer of the call ``node`` of ``program``."""
+    """The first ``chars`` characters (None: all) of prompt and answer of the call ``node`` of ``program``.
+
+    ``id`` is what the server said of the text that is meant; None: the latest of that call, which may have been made
+    more than once.
+    """
 
     program: str
     node: str
+    id: str | None = None
     chars: int | None = None
 
 

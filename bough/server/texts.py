@@ -6,14 +6,17 @@ which its text goes on sends the rest; the text of one program is kept as a tree
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from bough.base.errors import InvalidRequest, NotFound
 from bough.server.schema import Prefix
 
-ENTRY_BYTES = 300
+ENTRY_BYTES = 400
 """What keeping a text takes beside its characters."""
 CHAIN = 32
 """Rests that one text is made of at most; a longer chain is written out."""
@@ -33,6 +36,8 @@ class _Text:
     upto: int
     rest: str
     chain: int
+    id: str = field(default_factory=partial(secrets.token_hex, 8))
+    """No other text has it, on no other server either."""
 
     def __len__(self) -> int:
         return self.upto + len(self.rest)
@@ -54,6 +59,13 @@ class _Texts:
     n_bytes: int = 0
 
 
+class Kept(NamedTuple):
+    """How many characters are kept, and the name of just these; 0 and none where there was no room."""
+
+    chars: int
+    id: str
+
+
 class ProgramTexts:
     """The texts of all programs of all tenants, at most ``most`` bytes; whole programs go, the longest unused first."""
 
@@ -69,21 +81,21 @@ class ProgramTexts:
     def _find(self, tenant: str, prefix: Prefix) -> _Text:
         program = self._programs.get((tenant, prefix.program))
         text = None if program is None else program.by_node.get(prefix.node)
-        if text is None:
+        if text is None or prefix.id not in (None, text.id):
             raise UnknownText(f"the text of the call {prefix.node[:256]!r} is not kept", param="prefix")
         if prefix.chars is not None and not 0 <= prefix.chars <= len(text):
             raise InvalidRequest(f"the text of {prefix.node[:256]!r} has {len(text)} characters", param="prefix.chars")
         self._programs.move_to_end((tenant, prefix.program))
         return text
 
-    def keep(self, tenant: str, program: str, node: str, prefix: Prefix | None, rest: str) -> int:
-        """Keep what ``prefix`` names, and ``rest`` behind it, as the text of ``node``; how many characters are kept."""
+    def keep(self, tenant: str, program: str, node: str, prefix: Prefix | None, rest: str) -> Kept:
+        """Keep what ``prefix`` names, and ``rest`` behind it, as the text of ``node``."""
         text = _Text(None, 0, rest, 0)
         if prefix is not None:
             try:
                 base = self._find(tenant, prefix)
             except UnknownText:
-                return 0  # it went while the request ran
+                return Kept(0, "")  # it went while the request ran
             upto = len(base) if prefix.chars is None else prefix.chars
             # Programs go one by one, so no text may rest on that of another program.
             whole = base.chain == CHAIN or prefix.program != program
@@ -96,7 +108,7 @@ class ProgramTexts:
         self._room -= n_bytes
         while self._room < 0:
             self.forget(*next(iter(self._programs)))
-        return len(text) if (tenant, program) in self._programs else 0
+        return Kept(len(text), text.id) if (tenant, program) in self._programs else Kept(0, "")
 
     def forget(self, tenant: str, program: str) -> None:
         """The program has ended. Idempotent."""

@@ -110,8 +110,11 @@ def test_a_program_is_cancelled_as_one(server: Server) -> None:
         http.post("/v1/programs/other/end").raise_for_status()
 
 
-def test_ends_and_cancels_of_the_language_reach_the_server(server: Server) -> None:
-    backend = sgl.RuntimeEndpoint(server.url)
+@pytest.mark.parametrize("kind", ["native", "openai"])
+def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind: str) -> None:
+    backend: Any = sgl.RuntimeEndpoint(server.url)
+    if kind == "openai":
+        backend = sgl.OpenAI("tiny", is_chat_model=False, base_url=f"{server.url}/v1", api_key="none")
     told: list[str] = []
 
     @sgl.function

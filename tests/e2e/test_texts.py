@@ -139,6 +139,30 @@ def test_choices_send_no_text_again(served: Server) -> None:
     whole.shutdown()
 
 
+def test_a_last_select_sends_no_text_again(served: Server) -> None:
+    @sgl.function
+    def classified(s: Any) -> None:
+        s += LONG + sgl.select("class", ["the cat", "the dog", "the mat"] * 4)
+
+    with wired(served) as (wire, backend):
+        sent, _ = bytes_of(wire, classified, backend=backend)
+    assert len(LONG) < sent < len(LONG) + 8000
+
+
+def test_answers_that_are_asked_again_send_no_text_again(served: Server) -> None:
+    """They are one program to the server as well, whose tokens it counts on."""
+
+    @sgl.function
+    def asked(s: Any) -> None:
+        s += LONG + sgl.gen("n", type=str, reask=2, validate=lambda value: False, max_tokens=4, ignore_eos=True)
+
+    with wired(served) as (wire, backend):
+        before = wire.sent
+        state = asked.run(backend=backend, temperature=0)
+        assert isinstance(state.error(), sgl.InvalidAnswer)
+        assert len(LONG) < wire.sent - before < len(LONG) + 6000
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_that_forgot_gets_the_text_again(served: Server, stream: bool) -> None:
     """The program's texts go while it runs; it does not notice."""
@@ -154,6 +178,26 @@ def test_a_server_that_forgot_gets_the_text_again(served: Server, stream: bool) 
         sent, state = bytes_of(wire, interrupted, backend=backend, stream=stream)
         assert 2 * len(LONG) < sent < 2 * len(LONG) + 6000
         assert "b" in state
+
+
+def test_an_attempt_that_ends_late_is_not_gone_on_from(served: Server) -> None:
+    """The text is sent again where the server keeps another than the one that the program has."""
+
+    @sgl.function
+    def overtaken(s: Any) -> None:
+        s += LONG + sgl.gen("a", max_tokens=4, ignore_eos=True)
+        call = s["a"] and s.stream_executor.calls[-1]
+        program = {"id": s.stream_executor.program.id, "node": call.node}
+        late = {"text": LONG + "late", "program": program, "sampling_params": {"max_new_tokens": 0}}
+        httpx.post(f"{served.url}/generate", json=late).raise_for_status()
+        s += " and" + sgl.gen("b", max_tokens=1, return_logprob=True, logprob_start_len=0)
+
+    with wired(served) as (wire, backend):
+        sent, state = bytes_of(wire, overtaken, backend=backend)
+        assert 2 * len(LONG) < sent < 2 * len(LONG) + 6000
+        ids = [row[1] for row in state.get_meta_info("b")["input_token_logprobs"]]
+        whole = backend.request("POST", "/tokenize", {"prompt": LONG + state["a"] + " and"})["tokens"]
+        assert ids == whole[-len(ids) :]
 
 
 def test_what_a_prefix_may_not_be(served: Server) -> None:

@@ -404,7 +404,62 @@ def test_what_is_known_to_follow_is_declared() -> None:
     state = program.run(backend=Told())
     over.set()
     state.sync()
-    assert [(t["next_uses"], t.get("end", False)) for t in told] == [(3, False), (2, False), (0, True)]
+    assert [t["next_uses"] for t in told] == [3, 2, 0]
+
+
+@pytest.mark.parametrize("answer", ["7", "never"])
+def test_what_may_be_asked_again_is_not_the_last(answer: str) -> None:
+    """The program ends once, and no call is told that none follows while one may."""
+
+    class Told(sgl.FakeBackend):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            await over.reached()
+            told.append(s.envelope())
+            if len(told) == 1:
+                raise BackendError("later", 503, retry_after=0)
+            return await super().agenerate(s, sampling_params)
+
+        def end_program(self, s: Any) -> None:
+            told.append({"id": s.program.id, "ended": True})
+
+    told: list[dict[str, Any]] = []
+    over = Signal()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "x" + sgl.gen("a", type=int, reask=2)
+
+    state = program.run(backend=Told({"x": ["bad", answer]}))
+    over.set()
+    assert (state.error() is None) == (answer == "7")
+    calls, ended = told[:-1], told[-1]
+    assert len({t["id"] for t in told}) == 1 and ended["ended"] and not any("end" in t or "ended" in t for t in calls)
+    last = {} if answer == "7" else {"next_uses": 0}  # the last of all attempts is known to be that
+    assert [t.get("next_uses") for t in calls] == [None] * (len(calls) - 1) + [last.get("next_uses")]
+
+
+def test_steps_of_a_tool_loop_are_not_the_last_call() -> None:
+    class Told(sgl.FakeBackend):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            await over.reached()
+            told.append(s.envelope().get("next_uses"))
+            return await super().agenerate(s, sampling_params)
+
+    def double(n: int) -> int:
+        return 2 * n
+
+    told: list[int | None] = []
+    over = Signal()
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.user("?") + sgl.act("a", [double], max_steps=2, type=int) + sgl.user("more") + sgl.gen("b")
+
+    step, said = '{"tool": "double", "arguments": {"n": 2}}', '{"tool": "answer", "arguments": {"answer": 4}}'
+    state = program.run(backend=Told({"ASSISTANT:$": [step, step, said]}))
+    over.set()
+    assert (state["a"], state.error()) == (4, None)
+    assert told == [None, None, 1, 0]
 
 
 def test_named_templates() -> None:

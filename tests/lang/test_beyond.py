@@ -21,6 +21,7 @@ import bough as sgl
 from bough.lang.backends.base import AsyncBackend, BaseBackend
 from bough.lang.errors import BackendError, Cancelled
 from bough.lang.types import Answer, partial_json
+from bough.lang.waiting import Signal
 
 
 @dataclasses.dataclass
@@ -158,6 +159,31 @@ def test_partial_values_grow_to_the_value() -> None:
     assert [(p.name, p.age) for p in seen[:-1]] == [
         (None, None), ("Ada", None), ("Ada Byron", None), ("Ada Byron", 36),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whoever_follows_while_it_is_asked_again_sees_what_stays(stream: bool) -> None:
+    class Held(sgl.FakeBackend):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            if len(self.calls) == 1:  # one answer has been rejected
+                asked.set()
+                await followed.reached()
+            return await super().agenerate(s, sampling_params)
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "q1" + sgl.gen("a", type=int, reask=2) + "q2" + sgl.gen("b")
+
+    asked, followed = Signal(), Signal()
+    backend = Held({"q1": ["bad", "bad", "7"], "valid": ["worse", "7"], "q2": " one two three"})
+    state = program.run(backend=backend, stream=stream)
+    asked.wait()
+    following = state.text_iter()
+    pieces = [next(following)] if stream else []
+    followed.set()
+    assert "".join([*pieces, *following]) == state.text() == "q17q2 one two three"
+    assert list(state.partial_iter("a"))[-1] == 7
+    assert list(state.partial_iter("b"))[-1] == " one two three"
 
 
 @sgl.tool
@@ -325,6 +351,18 @@ def test_cancelling_a_program_stops_its_calls() -> None:
         state["a"]
     state.sync()
     assert backend.stopped == ["x"] and isinstance(state.error(), Cancelled)
+
+
+def test_nothing_hangs_after_a_cancellation() -> None:
+    state = two.run(backend=Gated({}, held=("x",)))
+    state.cancel("enough")
+    state += "more" + sgl.gen("c")
+    with pytest.raises(Cancelled, match="enough"):
+        state["c"]
+    state += sgl.gen("d")
+    assert state.get_meta_info("d", timeout=60) is None
+    with pytest.raises(Cancelled, match="enough"):
+        state["d"]
 
 
 def test_nothing_hangs_after_a_failure() -> None:

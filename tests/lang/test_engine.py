@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -160,3 +161,18 @@ def test_scripts_import_sglang(endpoint: sgl.RuntimeEndpoint, tmp_path: Path) ->
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)[1:] == ["qwen", r"[-+]?[0-9]+[ \n]*", sgl.__version__]
+
+
+def test_programs_end(engine: sgl.Engine) -> None:
+    """The engine forgets them, whether or not their last call was known to be that."""
+
+    @sgl.function
+    def read(s: Any) -> None:
+        s += "the cat" + sgl.gen("a", max_tokens=3)
+        assert s["a"] is not None
+
+    read.run(backend=engine).sync()
+    chat.run(backend=engine).sync()
+    control = engine.asynchronous.client.control
+    while asyncio.run_coroutine_threadsafe(control("programs", tenant=""), engine.loop).result(60).programs:
+        pass

@@ -29,7 +29,7 @@ def test_a_kept_text_is_what_was_sent(steps: list[tuple[str, int, int | None, in
         else:
             prefix = Prefix(program=program, node=f"n{base}", chars=chars if chars < 50 else None)
             if (program, prefix.node) not in twin:
-                assert texts.keep("t", program, name[1], prefix, rest) == 0
+                assert texts.keep("t", program, name[1], prefix, rest).chars == 0
                 continue
             whole = twin[program, prefix.node]
             if prefix.chars is not None and chars > len(whole):
@@ -39,7 +39,7 @@ def test_a_kept_text_is_what_was_sent(steps: list[tuple[str, int, int | None, in
             before = whole[: prefix.chars]
             assert texts.find("t", prefix) == before
         twin[name] = before + rest
-        assert texts.keep("t", program, name[1], prefix, rest) == len(before + rest)
+        assert texts.keep("t", program, name[1], prefix, rest).chars == len(before + rest)
     for (program, node), text in twin.items():
         assert texts.find("t", Prefix(program=program, node=node)) == text
 
@@ -56,15 +56,15 @@ def test_turns_without_end_stay_short_chains() -> None:
 def test_programs_go_as_a_whole_the_longest_unused_first() -> None:
     texts = ProgramTexts(5000)
     for program in "abc":
-        assert texts.keep("", program, "n", None, program * 1000) == 1000
+        assert texts.keep("", program, "n", None, program * 1000).chars == 1000
     texts.find("", Prefix(program="a", node="n"))
-    assert texts.keep("", "d", "n", None, "d" * 1000) == 1000
+    assert texts.keep("", "d", "n", None, "d" * 1000).chars == 1000
     assert texts.find("", Prefix(program="a", node="n")) == "a" * 1000
     with pytest.raises(UnknownText):
         texts.find("", Prefix(program="b", node="n"))
-    assert texts.keep("", "e", "n", None, "e" * 9000) == 0, "more than there is room for"
+    assert texts.keep("", "e", "n", None, "e" * 9000).chars == 0, "more than there is room for"
     texts.forget("", "e")
-    assert texts.keep("", "f", "n", None, "f" * 4000) == 4000
+    assert texts.keep("", "f", "n", None, "f" * 4000).chars == 4000
 
 
 def test_what_one_program_has_from_another_is_its_own() -> None:
@@ -84,9 +84,22 @@ def test_what_one_program_has_from_another_is_its_own() -> None:
         tracemalloc.stop()
     assert held < 1.3 * (1 << 20)
     texts.keep("", "p", "n", None, "one two")
-    assert texts.keep("", "q", "m", Prefix(program="p", node="n", chars=3), " four") == 8
+    assert texts.keep("", "q", "m", Prefix(program="p", node="n", chars=3), " four").chars == 8
     texts.forget("", "p")
     assert texts.find("", Prefix(program="q", node="m")) == "one four"
+
+
+def test_a_call_that_was_made_twice_is_not_confused_with_itself() -> None:
+    """Of two attempts at one call the first may end last; its client goes on from the other."""
+    texts = ProgramTexts(5000)
+    meant = texts.keep("", "p", "n", None, "one two").id
+    late = texts.keep("", "p", "n", None, "one six").id
+    assert meant != late
+    with pytest.raises(UnknownText):
+        texts.find("", Prefix(program="p", node="n", id=meant))
+    assert texts.keep("", "p", "m", Prefix(program="p", node="n", id=meant), "x") == (0, "")
+    assert texts.find("", Prefix(program="p", node="n", id=late)) == "one six"
+    assert texts.find("", Prefix(program="p", node="n")) == "one six"
 
 
 def test_tenants_and_ended_programs_are_unknown() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated
@@ -17,7 +18,7 @@ from bough.lang.model_template import model_template, without_lead
 from bough.lang.params import LOGPROB_FIELDS, SglSamplingParams, apply_dtype
 from bough.lang.scoring import rows_from, scored_prompts
 from bough.lang.templates import get_chat_template, get_chat_template_by_model_path
-from bough.lang.waiting import default_loop, runs_here
+from bough.lang.waiting import default_loop, in_background, runs_here
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -59,7 +60,6 @@ class RuntimeEndpoint(AsyncBackend):
         self._http = HttpClient(base_url, api_key=api_key, verify=verify)
         self.model_info: dict[str, Any] = self.request("GET", "/get_model_info")
         self.knows_programs = bool(self.model_info.get("program_protocol"))
-        self._ending: set[asyncio.Task[None]] = set()
         if chat_template_name:
             self.chat_template = get_chat_template(chat_template_name)
         else:
@@ -105,19 +105,11 @@ class RuntimeEndpoint(AsyncBackend):
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
         if self.knows_programs and not isinstance(s, list) and s.program.calls:
             path = f"/v1/programs/{s.program.id}/" + ("cancel" if s.program.cancelled else "end")
-            loop = default_loop()
-            loop.call_soon_threadsafe(lambda: self._in_background(path))
+            in_background(functools.partial(self._tell, path), default_loop())
 
-    def _in_background(self, path: str) -> None:
-        async def tell() -> None:
-            try:
-                await self._http.request("POST", path)
-            except BackendError:
-                pass  # the server forgets programs by itself
-
-        task = asyncio.get_running_loop().create_task(tell())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+    async def _tell(self, path: str) -> None:
+        with suppress(BackendError):  # the server forgets programs by itself
+            await self._http.request("POST", path)
 
     def wants_text(self, s: StreamExecutor) -> bool:
         return not self.knows_programs or (self.keeps_texts and len(s.text_) - _kept(s) >= LEAST)
@@ -125,7 +117,7 @@ class RuntimeEndpoint(AsyncBackend):
     async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
         body: dict[str, Any] = {"text": s.text_, "sampling_params": PREFILL}
         if self.knows_programs:
-            body["program"] = s.envelope()
+            body["program"] = s.envelope(more=1)
         answer = await self._after(s, "/generate", _with_parts(s, body))
         _keep(s, answer["text"], answer["meta_info"])
 
@@ -281,14 +273,14 @@ def _shortened(s: StreamExecutor, body: dict[str, Any]) -> dict[str, Any]:
     key = "text" if "text" in body else "prompt"
     whole = body[key]
     rest = whole[n:] if isinstance(whole, str) else [text[n:] for text in whole]
-    return {**body, key: rest, "prefix": {"program": s.program.id, "node": s.sent[0], "chars": n}}
+    return {**body, key: rest, "prefix": {"program": s.program.id, **s.sent[0], "chars": n}}
 
 
 def _keep(s: StreamExecutor, answer: str, meta: dict[str, Any], before: str | None = None) -> None:
     """Remember what the server says it keeps of the text of ``s`` (or ``before``) and ``answer``."""
-    n = (meta.get("program") or {}).get("text")
-    if n and s.current is not None:
-        s.sent = s.current.node, ((s.text_ if before is None else before) + answer)[:n]
+    told = meta.get("program") or {}
+    if (n := told.get("text")) and s.current is not None:
+        s.sent = {"node": s.current.node, "id": told["text_id"]}, ((s.text_ if before is None else before) + answer)[:n]
 
 
 def _forgotten(s: StreamExecutor, error: BackendError) -> bool:
