@@ -163,7 +163,7 @@ async def prefill(ex: StreamExecutor, line: Line | None) -> None:
     if not ex.backend.wants_text(ex):
         return
     async with recorded(ex, "prefill", None, line) as call:
-        await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex))
+        call.count(await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex)))
 
 
 @contextmanager

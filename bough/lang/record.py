@@ -81,8 +81,8 @@ class _Recorder(AsyncBackend):
         self._write("select", key, s.text_, [decision.decision, decision.meta_info])
         return decision
 
-    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
-        await self._inner.acommit_lazy_operations(s)
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any] | None:
+        return await self._inner.acommit_lazy_operations(s)
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
         self._inner.end_program(s)

@@ -343,6 +343,9 @@ class ProgramStateGroup:
         elif mode == "concate_and_append":
             source += SglConcateAndAppend(self.states)
             yield source.stream_executor.idle
+            if source.stream_executor.error_ is not None:
+                self.end()
+                raise source.stream_executor.failure("a state of the fork is incomplete")
             taken = everybody
         else:
             raise ValueError(f"Invalid join mode: {mode}")

@@ -112,6 +112,8 @@ def test_branches_send_their_prefix_once(served: Server) -> None:
         wide, state = bytes_of(wire, branches, text=LONG, width=32, backend=backend)
         longer, _ = bytes_of(wire, branches, text=LONG * 2, width=32, backend=backend)
     assert len(state["said"]) == 32
+    first = state.report().calls[0]
+    assert (first.kind, first.generated_tokens) == ("prefill", 0) and first.prompt_tokens > 500
     assert len(LONG) < narrow < len(LONG) + 6000
     assert wide - narrow < 30 * 1500, "a branch costs its request, whatever stands before it"
     assert longer - wide < 1.2 * len(LONG), "twice the prefix is sent once more, not 32 times"

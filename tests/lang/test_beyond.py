@@ -294,6 +294,8 @@ def test_join_says_when_nobody_will_do() -> None:
         vote.run("aa", mode="first_valid", name="v", backend=Gated({"a": "FAIL"}))
     with pytest.raises(sgl.ProgramError, match="state 1 of the fork.*no luck"):
         vote.run("ba", backend=Gated({"a": "FAIL", "b": "1"}))
+    with pytest.raises(sgl.ProgramError, match="to be joined.*no luck"):
+        vote.run("ba", mode="concate_and_append", backend=Gated({"a": "FAIL", "b": "1"}))
 
 
 @sgl.function

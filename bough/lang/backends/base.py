@@ -137,8 +137,10 @@ class BaseBackend:
     ) -> ChoicesDecision:
         return await in_thread(lambda: self.select(s, choices, temperature, choices_method))
 
-    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any] | None:
+        """As :meth:`commit_lazy_operations`; meta information, where there is any."""
         await in_thread(lambda: self.commit_lazy_operations(s))
+        return None
 
     async def aconcatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:
         await in_thread(lambda: self.concatenate_and_append(src_rids, dst_rid))
@@ -184,7 +186,7 @@ class AsyncBackend(BaseBackend, ABC):
     ) -> ChoicesDecision:
         raise Unsupported(f"{type(self).__name__} does not select")
 
-    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any] | None:
         return None
 
     async def aconcatenate_and_append(self, src_rids: list[str], dst_rid: str) -> None:

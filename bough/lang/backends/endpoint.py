@@ -114,12 +114,14 @@ class RuntimeEndpoint(AsyncBackend):
     def wants_text(self, s: StreamExecutor) -> bool:
         return not self.knows_programs or (self.keeps_texts and len(s.text_) - _kept(s) >= LEAST)
 
-    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any]:
         body: dict[str, Any] = {"text": s.text_, "sampling_params": PREFILL}
         if self.knows_programs:
             body["program"] = s.envelope(more=1)
         answer = await self._after(s, "/generate", _with_parts(s, body))
-        _keep(s, answer["text"], answer["meta_info"])
+        meta: dict[str, Any] = answer["meta_info"]
+        _keep(s, answer["text"], meta)
+        return meta
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         answer = await self._after(s, "/generate", self._body(s, sampling_params))
