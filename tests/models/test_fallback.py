@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from bough.base.errors import ConfigError
 from bough.models.registry import MODELS
-from tests.device.triton.eager import Eager
 from tests.driving import make_driver
 from tests.models.parity import HALF, LONGROPE, WHOLE, Case, check, distance, ids_of, make_checkpoint
 
@@ -63,16 +62,6 @@ def test_logits_equal_transformers(name: str, tmp_path: Path, caplog: pytest.Log
         seq = rounded.add(0, ids_of(2, 40), WHOLE)
         rounded.run([seq], 3)
         assert distance(seq, model) < 6e-2
-
-
-def test_its_steps_are_not_captured(tmp_path: Path) -> None:
-    """What transformers' layers ask the device for would end a capture."""
-    make_checkpoint(CASES["starcoder2"], tmp_path)
-    capture = Eager()
-    driver = make_driver(tmp_path, kernels="triton", n_rows=1, n_tokens=16, context_length=16, capture=capture)
-    seq = driver.add(0, ids_of(1, 2), WHOLE)
-    driver.run([seq], 2)
-    assert len(seq.generated) == 2 and not capture.replays
 
 
 ROTARIES = {
