@@ -103,7 +103,7 @@ class Run:
 
 def correctness(run: Run, folder: Path) -> Generator[Row, None, None]:
     tests = ("tests/device/triton/test_sampling.py", "-k", "argmax") if run.tiny else checks.TESTS
-    yield checks.run_tests(tests, 60 if run.tiny else 120, 1 if run.tiny else os.cpu_count() or 1)
+    yield checks.run_tests(tests, 600 if run.tiny else 120, 1 if run.tiny else os.cpu_count() or 1)
     shape = TINY if run.tiny else SMALL
     sizes = {"rows": 8 if run.tiny else 64, "pool_tokens": 2048 if run.tiny else 65536}
     engines = []
@@ -136,7 +136,8 @@ def model(run: Run, shape: Shape, folder: Path, **options: Any) -> Generator[Row
     context, answer = (12, 3) if run.tiny else (CONTEXT, steps.ANSWER)
     rows = max(batches)
     # A folder of its own: the same shape may be built again with other options.
-    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool_of(run, rows), **options)
+    pool_tokens = max(pool_of(run, rows), 0 if run.tiny else serving.most_cells(shape))
+    engine = run.engine(shape, folder, rows=rows, pool_tokens=pool_tokens, **options)
     try:
         yield {"name": "start", "built_s": round(engine.built_seconds, 2)}
         decode = partial(steps.decode, engine, shape, run.limits, context=context, answer=answer)
@@ -221,7 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="shapes of nothing, to see that every part runs")
-    parser.add_argument("--minutes", type=float, default=8.5, help="the run ends by then (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, help="the run ends by then (default: 8.5, or 60 with --tiny)")
     parser.add_argument("--output", type=Path, default=Path("gpu.json"), help="a .md is written beside it")
     parser.add_argument("--only", nargs="*", help="sections, instead of all")
     asked = parser.parse_args(arguments)
@@ -229,7 +230,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not asked.tiny:
             parser.error("without a GPU the kernels are interpreted: only --tiny makes sense")
         importlib.import_module("tests.device.triton.interpreter").mend()
-    run = Run(asked.device, asked.tiny, asked.minutes, asked.output)
+    minutes = (60.0 if asked.tiny else 8.5) if asked.minutes is None else asked.minutes
+    run = Run(asked.device, asked.tiny, minutes, asked.output)
     first, second = (TINY, replace(TINY, name="tiny, tied", tied=True)) if asked.tiny else (LLAMA_8B, LLAMA_1B)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -241,6 +243,8 @@ def main(arguments: list[str] | None = None) -> int:
             second.name: (lambda: model(run, second, folder), 15.0),
             "other options": (lambda: others(run, first, folder), 20.0),
         }
+        if unknown := set(asked.only or ()) - sections.keys():
+            parser.error(f"there is no section {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
         for title, (rows, seconds) in sections.items():
             if not asked.only or title in asked.only:
                 run.section(title, rows(), 0.0 if asked.tiny else seconds)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu.play import Ask, random_ids
+from benchmarks.gpu.shapes import Shape
 from bough.base.constraint import Constraint
 from bough.base.params import SamplingParams
 from bough.base.plan import Ints
@@ -21,7 +22,7 @@ SIZES: dict[str, Sizes] = {
     "independent": {"requests": 256, "prompt": 512, "out": 128},
     "chat": {"conversations": 32, "turns": 6, "system": 400, "user": 100, "out": 64},
     "rag": {"requests": 64, "context": 6000, "question": 50, "out": 32},
-    "bestof": {"prompts": 16, "n": 16, "prompt": 2048, "out": 64},
+    "bestof": {"prompts": 16, "n": 16, "prompt": 1536, "out": 64},
     "json": {"requests": 64, "prompt": 64, "out": 96},
 }
 
@@ -93,6 +94,14 @@ def asks(name: str, vocab_size: int, tiny: bool, seed: int) -> list[Ask]:
     """The requests of a workload; another seed, other prompts."""
     sizes = (TINY if tiny else SIZES)[name]
     return WORKLOADS[name](np.random.default_rng(seed), vocab_size, sizes)
+
+
+def most_cells(shape: Shape) -> int:
+    """What the requests of the largest workload need, all at once and sharing nothing: less would slow down a run
+    without the tree by more than the tree's absence."""
+    return max(
+        sum(len(ask.prompt) + ask.n_out + 1 for ask in asks(name, shape.vocab_size, False, 0)) for name in WORKLOADS
+    )
 
 
 def summary(figures: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from bough.base.errors import ConfigError, InvalidRequest, NotFound
@@ -15,10 +17,40 @@ from bough.worker.worker import Worker
 DIGEST_CHARS = 16
 
 
+Read = tuple[dict[str, LowRank], str]
+"""Updates by the names of projections, and the version."""
+
+
+class Loading:
+    """:class:`bough.base.plan.AdapterLoad`: what was read is installed by the thread that asks whether it is done."""
+
+    def __init__(self, read: Future[Read], install: Callable[[dict[str, LowRank]], Future[None]]) -> None:
+        self._read, self._install = read, install
+        self._installed: Future[None] | None = None
+
+    def done(self) -> bool:
+        if self._installed is None:
+            if not self._read.done() or self._read.exception() is not None:
+                return self._read.done()
+            self._installed = self._install(self._read.result()[0])
+        return self._installed.done()
+
+    def result(self) -> str:
+        """The version; raises NotFound, or InvalidRequest for an adapter that does not fit the model."""
+        try:
+            _, version = self._read.result()
+            assert self._installed is not None
+            self._installed.result()
+        except ConfigError as error:
+            raise InvalidRequest(error.message, param="lora_path") from error
+        return version
+
+
 class AdapterLoader:
     """:class:`bough.base.plan.AdapterDevice` of a local worker, for the adapters in one folder.
 
-    A thread of its own reads files; putting the updates into their places is a moment's work between two steps.
+    A thread of its own reads files; putting the updates into their places is a moment's work between two steps, asked
+    for by the thread that launches the steps.
     """
 
     def __init__(self, executor: WorkerExecutor, folder: Path, places: int) -> None:
@@ -26,23 +58,14 @@ class AdapterLoader:
         self._executor, self._folder = executor, folder.resolve()
         self._thread = ThreadPoolExecutor(1, "adapters")
 
-    def load(self, place: int, name: str, path: str) -> Future[str]:
+    def load(self, place: int, name: str, path: str) -> Loading:
         """See :class:`bough.base.plan.AdapterDevice`; the result is a digest of the adapter's files."""
-        done: Future[str] = Future()
 
-        def read() -> None:
-            try:
-                folder = self._inside(name, path)
-                modules, version = read_adapter(folder), _digest(folder)
-                self._install(place, modules)
-                done.set_result(version)
-            except ConfigError as error:
-                done.set_exception(InvalidRequest(error.message, param="lora_path"))
-            except BaseException as error:
-                done.set_exception(error)
+        def read() -> Read:
+            folder = self._inside(name, path)
+            return read_adapter(folder), _digest(folder)
 
-        self._thread.submit(read)
-        return done
+        return Loading(self._thread.submit(read), partial(self._install, place))
 
     def clear(self, place: int) -> None:
         def clear(worker: Worker) -> None:
@@ -54,12 +77,12 @@ class AdapterLoader:
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _install(self, place: int, modules: dict[str, LowRank]) -> None:
+    def _install(self, place: int, modules: dict[str, LowRank]) -> Future[None]:
         def install(worker: Worker) -> None:
             assert worker.adapters is not None
             worker.adapters.install(place, modules)
 
-        self._executor.call(install).result()
+        return self._executor.call(install)
 
     def _inside(self, name: str, path: str) -> Path:
         """The folder meant, which lies in ours whatever ``path`` says. NotFound where there is no adapter."""

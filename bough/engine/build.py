@@ -158,6 +158,8 @@ def build(config: Config) -> EngineCore:
 
 
 def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
+    if config.kv.kv_dtype == "fp8" and "fp8" not in platform.features():
+        raise ConfigError("an fp8 KV pool needs a GPU of compute capability 8.9 or newer", param="kv_dtype")
     ops = resolve_ops(config.device.kernels, platform.device)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())

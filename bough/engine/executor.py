@@ -24,7 +24,7 @@ class WorkerExecutor(Executor[Any], Protocol):
     built: BuiltWorker
 
     def call(self, work: Callable[[Worker], None]) -> Future[None]:
-        """Run ``work`` between two steps, behind everything that was launched."""
+        """Run ``work`` between two steps, behind everything that was launched. For the thread that launches them."""
         ...
 
 
@@ -113,7 +113,7 @@ class StreamExecutor:
             return _Step(worker, error)
 
     def call(self, work: Callable[[Worker], None]) -> Future[None]:
-        """Run ``work`` now, which is between two steps; the device does it behind all that was launched."""
+        """Run ``work`` now, which is between two launches; the device does it behind all that was launched."""
         done: Future[None] = Future()
         try:
             work(self.built.worker)

@@ -95,6 +95,7 @@ class TransformersModel:
         if context.adapters is not None:
             raise ConfigError(f"adapters of {model_type} models are not supported: there is no model file")
         self._model = _built(config, context)
+        context.capturable = False  # transformers' code may ask the device for numbers
         for module in self._model.modules():
             _freeze_rotary(module, n_positions, context.device)
         self._base = self._model.base_model

@@ -141,14 +141,19 @@ def _check_tables(n_positions: int, n_rows: int, free_bytes: int) -> None:
 
 
 def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: WorkerSizes) -> None:
-    """A step of ``sizes.step_tokens`` tokens and the logits of all rows, on a pool of its own."""
+    """A step of ``sizes.step_tokens`` tokens and the logits of all rows, on a pool of its own.
+
+    The tokens are the last ones that the context has room for, where attention cuts the keys into most parts; those
+    before them all have the first cell.
+    """
     n, length = sizes.step_tokens, min(sizes.step_tokens, sizes.context_length)
     n_new = np.array([length] * (n // length) + ([n % length] if n % length else []), np.int32)
-    zeros = np.zeros(len(n_new), np.int32)
     plan = StepPlan(
-        0, zeros[:0], (), np.arange(len(n_new), dtype=np.int32), zeros, n_new, np.zeros(n, np.int32),
-        np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
+        0, n_new[:0], (), np.arange(len(n_new), dtype=np.int32), sizes.context_length - n_new, n_new,
+        np.zeros(n, np.int32), np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
     )  # fmt: skip
     runner = ModelRunner(model, context.attention, KVPool(shape, n, context.device))
-    _, hidden = runner.forward(plan, DeviceRows(len(n_new), length, context.device), Timer(context.device))
+    _, hidden = runner.forward(
+        plan, DeviceRows(len(n_new), sizes.context_length, context.device), Timer(context.device)
+    )
     runner.logits(hidden[: sizes.n_rows]).float()

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from benchmarks.gpu import checks, kernels
+from benchmarks.gpu import checks, kernels, serving, steps
 from benchmarks.gpu import main as gpu
 from benchmarks.gpu.clock import Budget
 from benchmarks.gpu.shapes import LLAMA_8B
@@ -116,6 +116,20 @@ def test_a_row_that_fails_is_written_down_and_the_section_goes_on(tmp_path: Path
     run.section("some", rows())
     assert run.result["sections"]["some"] == [{"name": "good", "share": 0.5, "goal": 0.6}]
     assert [line.partition(":")[0] for line in run.wrong()] == ["bad", "lost", "some"]
+
+
+def test_a_section_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["--tiny", "--device", "cpu", "--only", "kernels", "cheques", "--output", str(tmp_path / "gpu.json")])
+    assert "no section cheques" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_every_workload_fits_beside_the_weights_of_the_largest_model() -> None:
+    """Without the tree, and in the 78 GiB that an H100 of 80 GB has."""
+    cells = serving.most_cells(LLAMA_8B)
+    assert cells >= 256 * (gpu.CONTEXT + steps.ANSWER)
+    weights = 2 * (LLAMA_8B.read_parameters + LLAMA_8B.head_parameters)
+    assert cells * LLAMA_8B.kv_bytes + weights < 0.9 * (78 << 30)
 
 
 def test_the_shape_is_the_one_that_is_meant() -> None:

@@ -52,7 +52,7 @@ def no_json(folder: Path) -> None:
 
 def unknown_type(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "nonesuch"}))
 
 
 def mistyped(folder: Path) -> None:
@@ -88,7 +88,7 @@ def bad_template(folder: Path) -> None:
 
 
 BREAKAGES: tuple[tuple[Callable[[Path], None], str], ...] = (
-    (no_config, "config.json"), (no_json, "config.json"), (unknown_type, "gpt2"), (mistyped, "num_hidden_layers"),
+    (no_config, "config.json"), (no_json, "config.json"), (unknown_type, "nonesuch"), (mistyped, "num_hidden_layers"),
     (truncated, "model.safetensors"), (no_weights, "safetensors"), (too_few_layers, "layers.2"),
     (no_tokenizer, "tokenizer"), (bad_tokenizer, "tokenizer.json"), (bad_template, "template"),
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_nothing_is_imported_from_the_model_folder(folder: Path) -> None:
         assert server.post("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2}}).status_code == 200
 
 
-def test_no_such_model(tmp_path: Path) -> None:
+def test_nonesuch(tmp_path: Path) -> None:
     last = fails(tmp_path, str(tmp_path / "nothing"))
     assert "nothing" in last and "no file or folder" in last
 

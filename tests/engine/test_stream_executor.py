@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
+from bough.base.config import Config, DeviceConfig, KVConfig, LoraConfig, ModelConfig, ScheduleConfig
 from bough.base.errors import ConfigError, DeviceLost
-from bough.base.messages import Outputs, Request
+from bough.base.messages import Namespace, Outputs, Request
 from bough.base.params import SamplingParams
+from bough.device.platform.cpu import CpuPlatform
 from bough.device.platform.cuda import lost
 from bough.engine import build as building
 from bough.engine.executor import StreamExecutor
 from bough.engine.resolve import resolve
 from tests.engine.test_equivalence import NUMBERS, engine, run, workload
+from tests.lora import write_adapter
 
 
 def ask(rid: str, ids: list[int]) -> Request:
@@ -61,6 +65,40 @@ def test_a_forward_that_cannot_be_launched_ends_what_fails_alone(
         core.scheduler.outbox.clear()
     core.close()
     assert ends == {"good": "length", "bad": "error"}
+
+
+def test_adapters_are_installed_by_the_thread_that_launches(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever reads the files does not touch what a forward may be using."""
+    monkeypatch.setattr(building, "LocalExecutor", StreamExecutor)
+    write_adapter(tmp_path / "red", tiny_model)
+    core = building.build(Config(
+        model=ModelConfig(path=str(tiny_model), dtype="float32", context_length=128), kv=KVConfig(pool_tokens=512),
+        lora=LoraConfig(lora_dir=str(tmp_path)),
+    ))  # fmt: skip
+    pool = core.executor.built.worker.adapters
+    assert pool is not None
+    install, installers = pool.install, []
+
+    def seen(place, modules):
+        installers.append(threading.get_ident())
+        install(place, modules)
+
+    monkeypatch.setattr(pool, "install", seen)
+    for name in ("red", ""):
+        core.scheduler.receive(msgspec.structs.replace(ask(f"r{name}", [5, 6, 7]), namespace=Namespace(adapter=name)))
+    answers: dict[str, list[int]] = {"r": [], "rred": []}
+    while not core.scheduler.idle:
+        core.scheduler.step()
+        for message in core.scheduler.outbox:
+            assert isinstance(message, Outputs)
+            for output in message.items:
+                answers[output.rid] += output.tokens
+        core.scheduler.outbox.clear()
+    core.close()
+    assert installers == [threading.get_ident()]
+    assert len(answers["r"]) == len(answers["rred"]) == 5 and answers["r"] != answers["rred"]
 
 
 @pytest.mark.parametrize("where", ["forward", "finish"])
@@ -126,3 +164,13 @@ def test_what_needs_a_gpu_says_so() -> None:
         assert resolve(config, "cuda").schedule.max_running == 256
     with pytest.raises(ConfigError, match="no CUDA device"):
         building.build(Config(device=DeviceConfig(device="cuda")))
+
+
+def test_cells_that_the_gpu_does_not_know_are_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor stands for a GPU before compute capability 8.9."""
+    monkeypatch.setattr(building, "CudaPlatform", CpuPlatform)
+    config = Config(
+        model=ModelConfig(path=str(tiny_model)), kv=KVConfig(kv_dtype="fp8"), device=DeviceConfig(device="cuda")
+    )
+    with pytest.raises(ConfigError, match="8.9"):
+        building.build(config)

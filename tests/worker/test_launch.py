@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from bough.base.params import SamplingParams
 from bough.device.platform import copies
+from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
 from bough.worker.worker import Launched
@@ -128,3 +130,10 @@ def test_results_arrive_in_the_order_of_the_steps(tiny_llama: Make, make_driver:
     right = again.add(0, [4, 5, 6], PLAIN, seed=3)
     again.run([right], 3)
     assert right.generated == tokens.tolist() and last.seconds > 0
+
+
+def test_a_row_whose_sampling_failed_has_a_token_that_can_be_looked_up() -> None:
+    """The step that is launched ahead embeds what the rows have before anybody knows of the failure."""
+    rows = DeviceRows(3, 8, torch.device("cpu"))
+    rows.set_last(torch.tensor([2, 0]), torch.tensor([-1, 7]))
+    assert rows.last_token.tolist() == [7, 0, 0, 0]

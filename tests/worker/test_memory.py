@@ -108,6 +108,8 @@ def test_the_largest_step_is_measured_and_its_memory_left(tiny_llama: Any) -> No
     class Counting(PagedAttention):
         def plan(self, batch: AttentionBatch) -> None:
             planned.append(len(batch.positions))
+            assert batch.host is not None
+            assert batch.host.seq_len.tolist() == [64, 64, 64], "where the keys have the most parts"
             super().plan(batch)
 
     def tokens(taken: int) -> int:

@@ -22,14 +22,17 @@ Tensor = torch.Tensor
 WORKSPACE = 128 << 20
 """Bytes that its kernels keep partial results in."""
 
+DIMS = (64, 128, 256)
+"""Of heads, in half precision: what its kernels are made for."""
+
 Plan = tuple[int, int, int, torch.dtype, torch.dtype, float, int, float]
 
 
 class FlashInferAttention(TritonAttention):
     """:class:`bough.device.attention.base.AttentionBackend`: pages of one cell, planned on the host.
 
-    What it does not know is left to Triton's kernels: sinks, chunks, latents, cells with scales, prefixes that rows
-    share, and captured steps, whose work has to lie at addresses that stay.
+    What it does not know is left to Triton's kernels: heads of other sizes than DIMS, float32, sinks, chunks, latents,
+    cells with scales, prefixes that rows share, and captured steps, whose work has to lie at addresses that stay.
     """
 
     def __init__(self, ops: Ops) -> None:
@@ -52,6 +55,7 @@ class FlashInferAttention(TritonAttention):
         host = self.batch.host
         if (
             self._room is not None or host is None or host.shared or scoring.sinks is not None or scoring.chunked
+            or q.shape[2] not in DIMS or q.dtype == torch.float32
             or k_cache is v_cache or isinstance(k_cache, QuantizedCells) or isinstance(v_cache, QuantizedCells)
         ):  # fmt: skip
             return super().forward(q, k_cache, v_cache, scoring)

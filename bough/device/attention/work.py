@@ -74,7 +74,9 @@ class Work:
 
 def most_work(n_rows: int) -> tuple[Sizes, int]:
     """Bounds for any step in which at most ``n_rows`` rows compute one token each, and for the length of the array."""
-    own, shared = n_rows * MOST_SPLITS, n_rows // 2 * MOST_SPLITS
+    own = n_rows * MOST_SPLITS
+    # Tiles of groups hold two tokens or more; groups of three need the most of them, two each.
+    shared = 2 * n_rows // 3 * MOST_SPLITS
     partials = 2 * own
     sizes = Sizes(own, shared, n_rows, partials)
     return sizes, HEADER + ITEM * (own + shared) + 4 * n_rows + 2 * n_rows + 1 + partials

@@ -152,8 +152,9 @@ class Experts:
         return self._one_by_one(x, ids, weights, None)
 
     def _one_by_one(self, x: Tensor, ids: Tensor, weights: Tensor, places: Tensor | None) -> Tensor:
-        """One expert after another; ``places`` [T] are those of the tokens' adapters."""
-        k, chosen = ids.shape[1], ids.flatten()
+        """One expert after another; ``places`` [T], on the host, are those of the tokens' adapters."""
+        # One wait for the device: which experts are used, by which tokens, and whose those are, is all the host's.
+        k, chosen = ids.shape[1], ids.flatten().cpu()
         products = x.new_empty((len(chosen), x.shape[1]), dtype=torch.float32)
         for e in torch.unique(chosen).tolist():
             pairs = (chosen == e).nonzero()[:, 0]

@@ -146,7 +146,7 @@ class AdapterPool:
 
     Attributes:
         runs: the tokens of the step that have an adapter; None where none has.
-        places: [T] int64 the place of each token of the step, or NO_ADAPTER; None where none has.
+        places: [T] int64, on the host, the place of each token of the step, or NO_ADAPTER; None where none has.
         captured: the same on the device, int32, in a step that is captured; None in others.
         capturable: steps of rows with adapters can be.
     """

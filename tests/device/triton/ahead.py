@@ -2,11 +2,13 @@
 
 Writes one JSON object per line: kernel, architecture, bytes of shared memory, registers, bytes spilled, how often
 instructions of interest occur, and products of 32 bits of what was loaded.
-``python -m tests.device.triton.ahead [--every] [part of a name]``; with ``--every``, attention in all its forms.
+``python -m tests.device.triton.ahead [--every] [part of a name]``: what common models launch, each form for one
+architecture, in turn; with ``--every``, all forms for all architectures.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -61,15 +63,26 @@ WGMMA = {80: "mma.sync", 90: "wgmma"}
 
 
 def builds(every: bool) -> Iterator[Build]:
-    """What a model of the shape of Llama 3.1 8B, and a few others, launch."""
-    yield from attention_builds(FORMS if every else MODELS)
+    """What a model of the shape of Llama 3.1 8B, and a few others, launch; with ``every``, what any does."""
+    yield from attention_builds(list(dict.fromkeys(MODELS + FORMS)) if every else MODELS)
     yield from merge_builds()
+    yield from elementwise_builds(every)
+    yield from rope_builds(every)
+    yield from sampling_builds()
+    yield from linear_builds(every)
+    yield from latent_builds(every)
+    yield from expert_builds(every)
+    yield from lora_builds()
+
+
+def elementwise_builds(every: bool) -> Iterator[Build]:
     bf16 = torch.bfloat16
-    for add in (False, True):
+    wide = (8192, 16384, 32768) if every else ()
+    for add, width in ((False, 4096), (True, 4096), *((True, width) for width in wide)):
         yield Build(
-            f"rms_norm add={add}", elementwise.rms_norm_kernel,
+            f"rms_norm add={add} width={width}", elementwise.rms_norm_kernel,
             {"x": bf16, "residual": bf16, "weight": bf16, "out": bf16, "scales": bf16, "dim": "i32", "eps": "fp32"},
-            {"ADD": add, "LARGEST": 0.0, "BLOCK": 4096}, 8,
+            {"ADD": add, "LARGEST": 0.0, "BLOCK": width}, warps(width),
         )  # fmt: skip
     for gelu in (False, True):
         yield Build(
@@ -77,13 +90,14 @@ def builds(every: bool) -> Iterator[Build]:
             {"GELU": gelu, "BLOCK": elementwise.COLUMNS},
         )  # fmt: skip
     for dtype in (torch.int8, torch.float8_e4m3fn):
-        yield Build(
-            f"round_rows {dtype}", elementwise.round_rows_kernel,
-            {"x": bf16, "out": dtype, "scales": torch.float32, "dim": "i32"},
-            {"LARGEST": LARGEST[dtype], "BLOCK": 4096}, 8,
-            architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
-        )  # fmt: skip
-        for width in (4096, 16384):
+        for width in (4096, *wide):
+            yield Build(
+                f"round_rows {dtype} width={width}", elementwise.round_rows_kernel,
+                {"x": bf16, "out": dtype, "scales": torch.float32, "dim": "i32"},
+                {"LARGEST": LARGEST[dtype], "BLOCK": width}, warps(width),
+                architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
+            )  # fmt: skip
+        for width in dict.fromkeys((4096, 16384, *wide)):
             yield Build(
                 f"rms_norm {dtype} width={width}", elementwise.rms_norm_kernel,
                 {"x": bf16, "residual": bf16, "weight": bf16, "out": dtype, "scales": torch.float32, "dim": "i32",
@@ -98,21 +112,22 @@ def builds(every: bool) -> Iterator[Build]:
                 {"GELU": gelu, "LARGEST": LARGEST[dtype], "BLOCK": elementwise.CHUNK}, warps(elementwise.CHUNK),
                 architectures=ARCHITECTURES if dtype == torch.int8 else (90,),
             )  # fmt: skip
-    for kv in (bf16, torch.int8, torch.float8_e4m3fn):
+
+
+def rope_builds(every: bool) -> Iterator[Build]:
+    """Heads that are turned whole; and, of 128 numbers, those of which a part is, or pairs side by side."""
+    bf16 = torch.bfloat16
+    turned = [(64, 0, False), (32, 64, False), (64, 0, True), (32, 64, True)]
+    for kv, (half, tail, pairs) in itertools.product((bf16, INT8, FP8), turned if every else turned[:1]):
         yield Build(
-            f"rope_kv_write {kv}", rope.rope_kv_write_kernel,
+            f"rope_kv_write {kv} half={half} pairs={pairs}", rope.rope_kv_write_kernel,
             {"qkv": bf16, "cos_sin": torch.float32, "positions": torch.int32, "out_loc": torch.int32, "q": bf16,
              "k": kv, "v": kv, "k_scale": torch.float32, "v_scale": torch.float32, "q_norm": bf16, "k_norm": bf16,
              "eps": "fp32", "n_heads": "i32", "n_kv_heads": "i32", "dim": "i32", "half": "i32"},
-            {"HEADS": rope.HEADS, "HALF": 64, "TAIL": 0, "INTERLEAVED": False, "NORM": kv == bf16,
-             "QUANTIZED": kv == torch.int8, "FP8": kv == torch.float8_e4m3fn},
-            odd=("n_kv_heads",), architectures=(90,) if kv == torch.float8_e4m3fn else ARCHITECTURES,
+            {"HEADS": rope.HEADS, "HALF": half, "TAIL": tail, "INTERLEAVED": pairs, "NORM": kv == bf16,
+             "QUANTIZED": kv == INT8, "FP8": kv == FP8},
+            odd=("n_kv_heads",), architectures=(90,) if kv == FP8 else ARCHITECTURES,
         )  # fmt: skip
-    yield from sampling_builds()
-    yield from linear_builds()
-    yield from latent_builds()
-    yield from expert_builds()
-    yield from lora_builds()
 
 
 BF16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -122,16 +137,13 @@ Form = tuple[int, int, torch.dtype, torch.dtype, str]
 
 MODELS: list[Form] = [
     (128, 4, BF16, BF16, ""), (128, 4, BF16, FP8, ""), (128, 4, BF16, INT8, ""),  # Llama 3.1 8B
-    (128, 7, BF16, BF16, ""), (128, 7, BF16, FP8, ""), (128, 7, BF16, INT8, ""),  # Qwen 2.5 7B
-    (128, 5, BF16, BF16, ""),  # Qwen 2.5 14B and 32B
+    (128, 7, BF16, BF16, ""),  # Qwen 2.5 7B
     (128, 5, BF16, BF16, "window chunked"),  # Llama 4
-    (128, 8, BF16, BF16, ""),  # Llama 3.1 70B
-    (128, 3, BF16, BF16, ""),  # Llama 3.2 3B
     (64, 8, BF16, BF16, "window sinks"),  # gpt-oss
     (64, 3, torch.float16, torch.float16, ""),  # SmolLM2
-    (256, 2, BF16, BF16, "softcap window"), (256, 2, BF16, FP8, ""), (256, 2, BF16, INT8, ""),  # Gemma 2 and 3
-    (256, 8, BF16, BF16, ""), (256, 8, BF16, INT8, ""),  # Gemma 2B, Qwen3-Next
-    (80, 1, BF16, BF16, ""), (96, 1, BF16, BF16, ""),  # Phi 2, Phi 3 mini
+    (256, 2, BF16, BF16, "softcap window"),  # Gemma 2 and 3
+    (256, 8, BF16, INT8, ""),  # Qwen3-Next
+    (80, 1, BF16, BF16, ""),  # Phi 2
     (128, 4, torch.float32, torch.float32, ""),
 ]  # fmt: skip
 
@@ -179,19 +191,20 @@ def merge_builds() -> Iterator[Build]:
         )  # fmt: skip
 
 
-def latent_builds() -> Iterator[Build]:
+def latent_builds(every: bool) -> Iterator[Build]:
     """DeepSeek-V3 and V2 Lite."""
-    for n_heads in (128, 16):
+    for n_heads, cells in itertools.product((128, 16), (BF16, INT8, FP8) if every else (BF16,)):
         for large in (False, True):
             queries, heads = latent.blocks_of(n_heads, large)
             yield Build(
-                f"latent {'large' if large else 'small'} H={n_heads}", latent.latent_kernel,
-                {"q": torch.bfloat16, "cells": torch.bfloat16, "cell_scale": torch.float32, "page_table": torch.int32,
+                f"latent {'large' if large else 'small'} H={n_heads} {cells}", latent.latent_kernel,
+                {"q": torch.bfloat16, "cells": cells, "cell_scale": torch.float32, "page_table": torch.int32,
                  "work": torch.int32, "out": torch.bfloat16, "partials": torch.float32, "stats": torch.float32,
                  "table_stride": "i32", "scale": "fp32"},
                 {"HEADS": n_heads, "BLOCK_H": heads, "REST": 64, "BLOCK_R": 64, "LATENT": 512, "BLOCK_M": queries,
-                 "BLOCK_N": latent.KEYS, "LARGE": int(large), "QUANTIZED": False, "PRECISION": "tf32"},
+                 "BLOCK_N": latent.KEYS, "LARGE": int(large), "QUANTIZED": cells == INT8, "PRECISION": "tf32"},
                 latent.warps_of(queries), latent.STAGES, odd=("table_stride",), expects=MMA,
+                architectures=(90,) if cells == FP8 else ARCHITECTURES,
             )  # fmt: skip
     yield Build(
         "merge D=576", merge.merge_kernel,
@@ -217,58 +230,64 @@ def lora_builds() -> Iterator[Build]:
     )  # fmt: skip
 
 
-def expert_builds() -> Iterator[Build]:
+def expert_ways(every: bool) -> list[tuple[int, bool, dict[str, bool]]]:
+    """Rows for which blocks are chosen, whether the product is of gates and values, and what is added and bounded."""
+    plain, whole = {"BIAS": False, "CLAMP": False}, {"BIAS": True, "CLAMP": True}  # of most models, and of gpt-oss
+    return [
+        (rows, gated, {"GATED": gated, **how})
+        for how in ((plain, whole) if every else (plain,))
+        for rows in (16, 64, 256)
+        for gated in (True, False)
+    ]
+
+
+def expert_builds(every: bool) -> Iterator[Build]:
     bf16 = torch.bfloat16
     yield Build(
         "route", experts.route_kernel,
         {"ids": torch.int32, "order": torch.int32, "starts": torch.int32, "n": "i32"},
         {"BLOCK": experts.ROUTED}, odd=("n",),
     )  # fmt: skip
-    for rows in (16, 64, 256):
-        for gated in (True, False):
-            block_m, block_n, block_k, warps = experts.blocks_of(rows, gated)
-            yield Build(
-                f"experts gated={gated} rows={rows}", experts.experts_kernel,
-                {"x": bf16, "weight": bf16, "bias": bf16, "shares": torch.float32, "order": torch.int32,
-                 "starts": torch.int32, "out": bf16 if gated else torch.float32, "n_in": "i32", "n_out": "i32",
-                 "top_k": "i32", "alpha": "fp32", "limit": "fp32"},
-                {"GATED": gated, "BIAS": False, "CLAMP": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                 "BLOCK_K": block_k, "PRECISION": "tf32"},
-                warps, 3, odd=("top_k",), expects=MMA if rows == 16 else WGMMA,
-            )  # fmt: skip
-
-    yield from quantised_expert_builds()
+    for rows, gated, how in expert_ways(every):
+        block_m, block_n, block_k, warps = experts.blocks_of(rows, gated)
+        yield Build(
+            f"experts rows={rows} {how}", experts.experts_kernel,
+            {"x": bf16, "weight": bf16, "bias": bf16, "shares": torch.float32, "order": torch.int32,
+             "starts": torch.int32, "out": bf16 if gated else torch.float32, "n_in": "i32", "n_out": "i32",
+             "top_k": "i32", "alpha": "fp32", "limit": "fp32"},
+            {**how, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "PRECISION": "tf32"},
+            warps, 3, odd=("top_k",), expects=MMA if rows == 16 else WGMMA,
+        )  # fmt: skip
+    yield from quantised_expert_builds(every)
 
 
-def quantised_expert_builds() -> Iterator[Build]:
+def quantised_expert_builds(every: bool) -> Iterator[Build]:
     common = {"bias": BF16, "shares": torch.float32, "order": torch.int32, "starts": torch.int32, "n_in": "i32",
               "n_out": "i32", "top_k": "i32", "alpha": "fp32", "limit": "fp32"}  # fmt: skip
-    for rows in (16, 64, 256):
-        for gated in (True, False):
-            out = {"out": BF16 if gated else torch.float32}
-            how = {"GATED": gated, "BIAS": False, "CLAMP": False}
-            block_m, block_n, block_b, warps = experts.packed_blocks(rows, gated)
-            for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
-                yield Build(
-                    f"experts bits={bits} floats={floats} group={group} gated={gated} rows={rows}",
-                    experts.packed_experts_kernel,
-                    {"x": BF16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16,
-                     "n_bytes": "i32", "n_groups": "i32", **common, **out},
-                    {"BITS": bits, "FLOATS": floats, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                     "BLOCK_B": block_b, "PRECISION": "tf32", **how},
-                    warps, 3, odd=("top_k", "n_groups"), expects=MMA if rows == 16 else WGMMA,
-                )  # fmt: skip
-            block_m, block_n, warps = experts.rounded_blocks(rows, gated)
-            for dtype, group in ((INT8, 0), (FP8, 0), (FP8, 128)):
-                yield Build(
-                    f"experts {dtype} group={group} gated={gated} rows={rows}", experts.rounded_experts_kernel,
-                    {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32,
-                     "n_blocks": "i32", **common, **out},
-                    {"INTEGERS": dtype == INT8, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
-                     "BLOCK_K": INPUTS, **how},
-                    warps, 3, odd=("top_k", "n_blocks"), expects=MMA if rows == 16 else WGMMA,
-                    architectures=(90,) if dtype == FP8 else ARCHITECTURES,
-                )  # fmt: skip
+    for rows, gated, how in expert_ways(every):
+        out = {"out": BF16 if gated else torch.float32}
+        block_m, block_n, block_b, warps = experts.packed_blocks(rows, gated)
+        for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
+            yield Build(
+                f"experts bits={bits} floats={floats} group={group} rows={rows} {how}",
+                experts.packed_experts_kernel,
+                {"x": BF16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16,
+                 "n_bytes": "i32", "n_groups": "i32", **common, **out},
+                {"BITS": bits, "FLOATS": floats, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                 "BLOCK_B": block_b, "PRECISION": "tf32", **how},
+                warps, 3, odd=("top_k", "n_groups"), expects=MMA if rows == 16 else WGMMA,
+            )  # fmt: skip
+        block_m, block_n, warps = experts.rounded_blocks(rows, gated)
+        for dtype, group in ((INT8, 0), (FP8, 0), (FP8, 128)):
+            yield Build(
+                f"experts {dtype} group={group} rows={rows} {how}", experts.rounded_experts_kernel,
+                {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32,
+                 "n_blocks": "i32", **common, **out},
+                {"INTEGERS": dtype == INT8, "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                 "BLOCK_K": INPUTS, **how},
+                warps, 3, odd=("top_k", "n_blocks"), expects=MMA if rows == 16 else WGMMA,
+                architectures=(90,) if dtype == FP8 else ARCHITECTURES,
+            )  # fmt: skip
 
 
 def sampling_builds() -> Iterator[Build]:
@@ -302,28 +321,29 @@ def sampling_builds() -> Iterator[Build]:
     )  # fmt: skip
 
 
-def linear_builds() -> Iterator[Build]:
+def linear_builds(every: bool) -> Iterator[Build]:
     bf16 = torch.bfloat16
-    for m in (16, 64, 256):
+    ways = list(itertools.product((16, 64, 256), (False, True) if every else (False,)))
+    for m, bias in ways:
         block_m, block_n, block_b, warps = linear.grouped_blocks(m)
         for bits, floats, group in ((4, False, 32), (4, True, 32), (8, False, 32), (8, False, 16)):
             yield Build(
-                f"grouped bits={bits} floats={floats} group={group} m={m}", linear.grouped_kernel,
+                f"grouped bits={bits} floats={floats} group={group} m={m} bias={bias}", linear.grouped_kernel,
                 {"x": bf16, "weight": torch.uint8, "scale": torch.float16, "offset": torch.float16, "bias": bf16,
                  "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_bytes": "i32", "x_stride": "i32",
                  "out_stride": "i32"},
-                {"BITS": bits, "FLOATS": floats, "GROUP": group, "BIAS": False, "BLOCK_M": block_m,
+                {"BITS": bits, "FLOATS": floats, "GROUP": group, "BIAS": bias, "BLOCK_M": block_m,
                  "BLOCK_N": block_n, "BLOCK_B": block_b, "PRECISION": "tf32"},
                 warps, 3, odd=("m",), expects=MMA if m == 16 else WGMMA,
             )  # fmt: skip
-    for m in (16, 64, 256):
+    for m, bias in ways:
         block_m, block_n, warps = linear.rounded_blocks(m)
         for dtype, group in ((INT8, 0), (FP8, 128)):
             yield Build(
-                f"rounded {dtype} m={m}", linear.rounded_kernel,
+                f"rounded {dtype} m={m} bias={bias}", linear.rounded_kernel,
                 {"x": dtype, "x_scale": torch.float32, "weight": dtype, "scale": torch.float32, "bias": bf16,
                  "out": bf16, "m": "i32", "n": "i32", "n_in": "i32", "n_blocks": "i32", "out_stride": "i32"},
-                {"INTEGERS": dtype == INT8, "GROUP": group, "BIAS": False, "BLOCK_M": block_m, "BLOCK_N": block_n,
+                {"INTEGERS": dtype == INT8, "GROUP": group, "BIAS": bias, "BLOCK_M": block_m, "BLOCK_N": block_n,
                  "BLOCK_K": INPUTS},
                 warps, 3, odd=("m", "n_blocks"), expects=MMA if m == 16 else WGMMA,
                 architectures=(90,) if dtype == FP8 else ARCHITECTURES,
@@ -416,8 +436,10 @@ def narrow(ttir: str) -> list[str]:
 
 def main() -> None:
     every, part = "--every" in sys.argv, next((a for a in sys.argv[1:] if not a.startswith("--")), "")
-    for build in builds(every):
-        for architecture in build.architectures:
+    for i, build in enumerate(builds(every)):
+        # Forms come in pairs, of which the one and the other are for either architecture first.
+        turn = (i + i // 2) % len(build.architectures)
+        for architecture in build.architectures if every else build.architectures[turn : turn + 1]:
             if part in build.name:
                 try:
                     print(json.dumps(compile_one(build, architecture)), flush=True)

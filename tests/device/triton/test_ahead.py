@@ -46,5 +46,5 @@ def test_kernels_compile_ahead_of_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attention_compiles_in_every_form(tmp_path: Path) -> None:
-    assert len(compiled(tmp_path, "--every", "attend")) > 400
+def test_kernels_compile_in_every_form(tmp_path: Path) -> None:
+    assert len(compiled(tmp_path, "--every")) > 700

@@ -195,17 +195,25 @@ def test_every_plan_covers_every_key_once(seed: int) -> None:
         assert ranges[0][0] <= (max(0, first_seen(position, window, chunked)) if window else 0)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 64])
-def test_the_bounds_hold_for_every_step_of_decodes(n: int) -> None:
+@pytest.mark.parametrize("tiles", [Tiles(4, 32), Tiles(1, 2), Tiles(1, 1)])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 64])
+def test_the_bounds_hold_for_every_step_of_decodes(n: int, tiles: Tiles) -> None:
     sizes, length = most_work(n)
     rng = np.random.default_rng(n)
     for longest in (1, 300, 100_000):
         lengths = rng.integers(1, longest + 1, n).astype(np.int32)
-        shared = ()
-        if n > 1 and longest > 300:
+        groups = [()]
+        if longest > 300:
             lengths[:] = longest
-            shared = (SharedPrefix(np.arange(n, dtype=np.int32), longest - 1),)
-        batch = HostBatch(np.arange(n, dtype=np.int32), np.arange(n + 1, dtype=np.int32), lengths, shared)
-        work = plan_work(batch, Tiles(4, 32))
-        assert len(work.array) <= length
-        assert all(a <= b for a, b in zip(work.sizes, sizes))
+            groups += [
+                tuple(
+                    SharedPrefix(np.arange(first, min(first + size, n), dtype=np.int32), longest - 1)
+                    for first in range(0, n, size)
+                )
+                for size in (2, 3, n)
+            ]
+        for shared in groups:
+            batch = HostBatch(np.arange(n, dtype=np.int32), np.arange(n + 1, dtype=np.int32), lengths, shared)
+            work = plan_work(batch, tiles)
+            assert len(work.array) <= length
+            assert all(a <= b for a, b in zip(work.sizes, sizes))

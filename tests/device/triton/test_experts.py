@@ -8,6 +8,7 @@ import torch
 from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.ops.packed import Kind, PackedWeight, unpack
 from bough.device.ops.registry import Ops
+from bough.device.ops.triton.experts import ROUTED
 from bough.device.ops.triton.linear import multiply_rounded, packed_linear
 from bough.device.quant.mxfp4 import pack_floats
 
@@ -82,6 +83,12 @@ def test_the_weighted_sum_of_experts(
     exact, out = case.exact(None), case.run(ops)
     assert out.dtype == dtype
     assert (out.double() - exact).abs().max() <= (2e-6 if dtype == torch.float32 else 2e-2) * exact.abs().max()
+
+
+def test_more_pairs_than_are_sorted_at_once(ops: Ops) -> None:
+    case = Case(ROUTED // 2 + 30, 3, 2, (16, 8), torch.float32)
+    exact = case.exact(None)
+    assert (case.run(ops).double() - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize("clamp", [None, CLAMP])

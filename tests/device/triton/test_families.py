@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.driving import make_driver
-from tests.models.parity import CASES, WHOLE, check, ids_of, make_checkpoint
+from tests.models.parity import CASES, WHOLE, Case, check, ids_of, make_checkpoint
 
 from .test_model import Eager, capture
 
@@ -26,3 +26,13 @@ def test_a_family_through_triton_equals_transformers(name: str, tmp_path: Path) 
         check(seq, model)
     if isinstance(how, Eager):
         assert how.replays
+
+
+def test_what_runs_through_transformers_is_not_captured(tmp_path: Path) -> None:
+    """What its layers ask the device for would end a capture."""
+    model, how = make_checkpoint(Case("starcoder2"), tmp_path), capture()
+    driver = make_driver(tmp_path, kernels="triton", n_rows=1, n_tokens=64, capture=how)
+    seq = driver.add(0, ids_of(1, 5), WHOLE)
+    driver.run([seq], 2)
+    check(seq, model)
+    assert not isinstance(how, Eager) or not how.replays

@@ -83,7 +83,7 @@ def planned(backend: FlashInferAttention, case: Case, shared: tuple[SharedPrefix
 def test_steps_of_every_kind(ops: Ops) -> None:
     backend = FlashInferAttention(ops)
     for lengths, new in (([1, 37, 100], [1, 1, 1]), ([5, 90, 70], [5, 1, 33])):
-        case = make_case(lengths, new, (4, 2, 32), torch.float32)
+        case = make_case(lengths, new, (4, 2, 64), torch.bfloat16)
         planned(backend, case)
         for _ in range(2):
             out = backend.forward(there(case.q), there(case.k), there(case.v), case.scoring).cpu()
@@ -95,7 +95,7 @@ def test_steps_of_every_kind(ops: Ops) -> None:
 @pytest.mark.parametrize(("window", "softcap"), [(7, 0.0), (0, 5.0), (40, 5.0)])
 def test_options_of_layers(ops: Ops, window: int, softcap: float) -> None:
     backend = FlashInferAttention(ops)
-    case = make_case([65, 30], [2, 9], (4, 2, 32), torch.float32, softcap=softcap, window=window)
+    case = make_case([65, 30], [2, 9], (4, 2, 64), torch.bfloat16, softcap=softcap, window=window)
     planned(backend, case)
     out = backend.forward(there(case.q), there(case.k), there(case.v), case.scoring).cpu()
     assert ((out.double() - exact_attention(case)).abs() <= tolerance(case)).all()
@@ -105,11 +105,13 @@ def test_options_of_layers(ops: Ops, window: int, softcap: float) -> None:
 @pytest.mark.usefixtures("installed")
 def test_what_it_does_not_know_is_left_to_triton(ops: Ops) -> None:
     backend = FlashInferAttention(ops)
-    shared = make_case([SPLIT + 9, SPLIT + 40], [1, 1], (4, 2, 32), torch.float32, shared=SPLIT)
-    sinks = make_case([40], [1], (4, 2, 32), torch.float32, sinks=True)
-    rounded = make_case([40], [1], (4, 2, 32), torch.bfloat16, kv_dtype=torch.int8)
-    for case, prefixes in ((shared, (SharedPrefix(np.arange(2, dtype=np.int32), SPLIT),)), (sinks, ()), (rounded, ())):
-        planned(backend, case, prefixes)
+    shared = make_case([SPLIT + 9, SPLIT + 40], [1, 1], (4, 2, 64), torch.bfloat16, shared=SPLIT)
+    sinks = make_case([40], [1], (4, 2, 64), torch.bfloat16, sinks=True)
+    rounded = make_case([40], [1], (4, 2, 64), torch.bfloat16, kv_dtype=torch.int8)
+    others = [make_case([40], [1], (4, 2, dim), dtype) for dim, dtype in ((80, torch.bfloat16), (64, torch.float32))]
+    group = SharedPrefix(np.arange(2, dtype=np.int32), SPLIT)
+    for case in (shared, sinks, rounded, *others):
+        planned(backend, case, (group,) if case is shared else ())
         scoring = replace(case.scoring, sinks=None if case.scoring.sinks is None else there(case.scoring.sinks))
         out = backend.forward(there(case.q), there(case.k), there(case.v), scoring).cpu()
         assert ((out.double() - exact_attention(case)).abs() <= tolerance(case)).all()

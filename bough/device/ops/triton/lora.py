@@ -39,7 +39,7 @@ def shrink_kernel(
     x, places, table, inner, n_in, n_parts, most, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.load(places + token)
+    place = tl.load(places + token).to(tl.int64)
     if place >= 0:
         entry = table + (place * n_parts + part) * 3
         a = tl.load(entry).to(tl.pointer_type(x.dtype.element_ty))
@@ -62,7 +62,7 @@ def expand_kernel(
     inner, places, table, starts, out, n_out, n_parts, most, BLOCK_N: tl.constexpr, BLOCK_R: tl.constexpr
 ):  # fmt: skip
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.load(places + token)
+    place = tl.load(places + token).to(tl.int64)
     begin = tl.load(starts + part)
     n = tl.load(starts + part + 1) - begin
     columns = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -80,7 +80,7 @@ def rope_kv_write_kernel(
     inside = known[:, None] & (column < half)
     left = known[:, None] & (at_rest < dim)
     element: tl.constexpr = qkv.dtype.element_ty
-    source = qkv + token * n_all * dim + heads[:, None] * dim
+    source = qkv + (token * n_all + heads[:, None]) * dim
     a = tl.load(source + at_a, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(source + at_b, mask=inside, other=0.0).to(tl.float32)
     rest = tl.load(source + at_rest, mask=left, other=0.0).to(tl.float32) if TAIL else a
