@@ -53,8 +53,8 @@ class StreamExecutor:
 
     Backends also read ``lora_path``, the adapter of the current call, and ``next_text``, what is likely to follow its
     answer. ``open_ended`` says that nobody knows how many calls the node under way will still make, ``answered`` is
-    the last gen, and the length of the text behind its answer; ``sent`` a call whose text the
-    backend keeps, and that text.
+    the last gen, and the length of the text behind its answer; ``sent`` names the call whose text the backend keeps,
+    and has that text.
     """
 
     def __init__(
