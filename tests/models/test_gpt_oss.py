@@ -65,7 +65,7 @@ def test_the_kernels_keep_them_in_integers(quantised: tuple[Path, Any]) -> None:
     driver = make_driver(folder, kernels="auto", dtype=torch.bfloat16)
     seq = driver.add(0, ids_of(2, 40), WHOLE)
     driver.run([seq], 3)
-    assert distance(seq, model) < CASES["gpt_oss"].bfloat16
+    assert distance(seq, model) < 0.2  # wider than the bound of parity, because each of the two chooses its own experts
 
 
 def test_blocks_are_repacked_without_a_change() -> None:

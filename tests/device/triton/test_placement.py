@@ -43,5 +43,5 @@ def test_what_is_rounded_while_loading(monkeypatch: pytest.MonkeyPatch, quantize
         return Held(torch.empty(n_out, 96, dtype=torch.bfloat16, device=NOWHERE))
 
     scheme.linear([held(64), held(33)], torch.empty(97, dtype=torch.bfloat16, device=NOWHERE))
-    scheme.table(held(64), True).head(40)
-    scheme.head(held(64), 40)
+    scheme.table([held(32), held(32)], True).head(40)
+    scheme.head([held(32), held(32)], 40)
