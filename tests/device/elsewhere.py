@@ -27,7 +27,8 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Elsewhere:
-        made: Elsewhere = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        whole: Any = torch.Tensor  # whose stubs lack what subclasses are made with
+        made: Elsewhere = whole._make_wrapper_subclass(
             cls, held.shape, strides=held.stride(), dtype=held.dtype, device=DEVICE
         )
         made.held = held

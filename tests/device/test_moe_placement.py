@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def output(place: type[Elsewhere] | None) -> Tensor:
 
     ops = ReferenceOps("under test")
     pool = AdapterPool(ops, torch.float32, 2)
-    context = SimpleNamespace(adapters=pool, ops=ops, capturable=True)
+    context: Any = SimpleNamespace(adapters=pool, ops=ops, capturable=True)
     experts = [
         Expert(
             Method(random(2 * INNER, HIDDEN)), Method(random(HIDDEN, INNER)),
@@ -52,7 +53,7 @@ def output(place: type[Elsewhere] | None) -> Tensor:
         )
         for e in range(N_EXPERTS)
     ]  # fmt: skip
-    layer = Experts(context, experts, HIDDEN, INNER)  # type: ignore[arg-type]
+    layer = Experts(context, experts, HIDDEN, INNER)
     for adapter in range(2):
         up, down = (random(4, HIDDEN), random(INNER, 4)), (random(2, INNER), random(HIDDEN, 2))
         pool.install(adapter, {f"{adapter}.up": LowRank(*up, 2.0), f"{adapter + 1}.down": LowRank(*down, 1.0)})

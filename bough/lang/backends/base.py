@@ -8,14 +8,14 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from bough.lang import template_table as template_table  # registers the named templates
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import Unsupported
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template
-from bough.lang.waiting import default_loop, wait_for
+from bough.lang.waiting import default_loop, in_background, wait_for
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -177,6 +177,15 @@ class AsyncBackend(BaseBackend, ABC):
 
     def commit_lazy_operations(self, s: StreamExecutor) -> None:
         self._wait(self.acommit_lazy_operations(s))
+
+    def tell_end(self, s: StreamExecutor | list[StreamExecutor]) -> None:
+        """An ``end_program`` for those that are told: :meth:`aend_program` in the background, if there were calls."""
+        if not isinstance(s, list) and s.program.calls:
+            how: Literal["cancel", "end"] = "cancel" if s.program.cancelled else "end"
+            in_background(functools.partial(self.aend_program, s.program.id, how), self.loop or default_loop())
+
+    async def aend_program(self, program: str, how: Literal["cancel", "end"]) -> None:
+        """Say that ``program`` is over. That nobody is there to hear it is no error."""
 
     @abstractmethod
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated: ...

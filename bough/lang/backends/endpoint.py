@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod, Rows, decide, mean_logprob
@@ -18,7 +17,7 @@ from bough.lang.model_template import model_template, without_lead
 from bough.lang.params import LOGPROB_FIELDS, SglSamplingParams, apply_dtype
 from bough.lang.scoring import rows_from, scored_prompts
 from bough.lang.templates import get_chat_template, get_chat_template_by_model_path
-from bough.lang.waiting import default_loop, in_background, runs_here
+from bough.lang.waiting import default_loop, runs_here
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -103,13 +102,12 @@ class RuntimeEndpoint(AsyncBackend):
         self.commit_lazy_operations(s)
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
-        if self.knows_programs and not isinstance(s, list) and s.program.calls:
-            path = f"/v1/programs/{s.program.id}/" + ("cancel" if s.program.cancelled else "end")
-            in_background(functools.partial(self._tell, path), default_loop())
+        if self.knows_programs:
+            self.tell_end(s)
 
-    async def _tell(self, path: str) -> None:
+    async def aend_program(self, program: str, how: Literal["cancel", "end"]) -> None:
         with suppress(BackendError):  # the server forgets programs by itself
-            await self._http.request("POST", path)
+            await self._http.request("POST", f"/v1/programs/{program}/{how}")
 
     def wants_text(self, s: StreamExecutor) -> bool:
         return not self.knows_programs or (self.keeps_texts and len(s.text_) - _kept(s) >= LEAST)

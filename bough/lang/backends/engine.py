@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest, Unavailable
@@ -22,7 +21,6 @@ from bough.lang.model_template import model_template, without_lead
 from bough.lang.params import SglSamplingParams, apply_dtype
 from bough.lang.scoring import rows_from, scored_prompts
 from bough.lang.templates import get_chat_template_by_model_path
-from bough.lang.waiting import in_background
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -75,11 +73,10 @@ class EngineBackend(AsyncBackend):
         self._wait(self._prefill(prefix_str))
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
-        if not isinstance(s, list) and s.program.calls:
-            op: ControlOp = "cancel_program" if s.program.cancelled else "end_program"
-            in_background(functools.partial(self._tell, op, s.program.id), self.engine.loop)
+        self.tell_end(s)
 
-    async def _tell(self, op: ControlOp, program: str) -> None:
+    async def aend_program(self, program: str, how: Literal["cancel", "end"]) -> None:
+        op: ControlOp = "cancel_program" if how == "cancel" else "end_program"
         with suppress(Unavailable):  # an engine that is gone has forgotten it
             await self.engine.asynchronous.client.control(op, tenant="", program=program)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
-from bough.lang.waiting import close_with, default_loop, in_background
+from bough.lang.waiting import close_with, default_loop
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -94,13 +93,12 @@ class OpenAI(AsyncBackend):
         return self.model_name
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
-        if self._told and not isinstance(s, list) and s.program.calls:
-            path = f"/programs/{s.program.id}/" + ("cancel" if s.program.cancelled else "end")
-            in_background(functools.partial(self._tell, path), default_loop())
+        if self._told:
+            self.tell_end(s)
 
-    async def _tell(self, path: str) -> None:
+    async def aend_program(self, program: str, how: Literal["cancel", "end"]) -> None:
         with suppress(BackendError):  # the server forgets programs by itself
-            await self._call(self.client.post(path, cast_to=object))
+            await self._call(self.client.post(f"/programs/{program}/{how}", cast_to=object))
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         if sampling_params.dtype is not None:
