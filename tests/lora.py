@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from bough.device.lora.pool import LowRank
 from bough.weights.adapter import read_adapter
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,39 +37,70 @@ def write_adapter(
     return folder
 
 
-def write_stacked_adapter(folder: Path, model: Path, rank: int) -> Path:
+def write_stacked_adapter(
+    folder: Path, model: Path, rank: int, targets: tuple[str, ...] = ("gate_up_proj", "down_proj")
+) -> Path:
     """A random adapter for the parameters that hold all experts of a layer, as PEFT saves its ``target_parameters``:
     that of the way down around that of gates and values."""
     g, tensors = torch.Generator().manual_seed(3), {}
     with safe_open(model / "model.safetensors", "pt") as file:
-        for name in file.keys():
-            module, _, parameter = name.rpartition(".")
-            if module.endswith(".experts") and parameter in ("gate_up_proj", "down_proj"):
-                n_experts, n_in, n_out = file.get_slice(name).get_shape()
-                at = f"base_model.model.{module}{'.base_layer' if parameter == 'gate_up_proj' else ''}"
-                tensors[f"{at}.lora_A.weight"] = torch.randn(rank * n_experts, n_in, generator=g) / n_in**0.5
-                tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, rank * n_experts, generator=g) / rank**0.5
+        stacks = expert_stacks({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})
+    for prefix, (n_experts, hidden, inner) in stacks.items():
+        for target in targets:
+            n_in, n_out = (hidden, 2 * inner) if target == "gate_up_proj" else (inner, hidden)
+            at = f"base_model.model.{prefix}{'.base_layer' if target != targets[-1] else ''}"
+            tensors[f"{at}.lora_A.weight"] = torch.randn(rank * n_experts, n_in, generator=g) / n_in**0.5
+            tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, rank * n_experts, generator=g) / rank**0.5
     folder.mkdir(parents=True)
     config = {
         "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none",
-        "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        "target_parameters": [f"experts.{target}" for target in targets],
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
 
+def expert_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, int, int]]:
+    """By the names of the experts of a layer: how many, of which hidden and inner size."""
+    found = {}
+    for name, shape in shapes.items():
+        if match := re.fullmatch(r"(.+\.experts)\.down_proj", name):
+            n_experts, inner, hidden = shape
+            found[match[1]] = n_experts, hidden, inner
+        elif match := re.fullmatch(r"(.+\.experts)\.(\d+)\.(?:down_proj|w2)\.weight", name):
+            hidden, inner = shape
+            found[match[1]] = max(found.get(match[1], (0,))[0], int(match[2]) + 1), hidden, inner
+    return found
+
+
 def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
     """The model with the adapter's updates in its weights."""
     shutil.copytree(model, folder)
     weights = load_file(folder / "model.safetensors")
+    targets = json.loads((adapter / "adapter_config.json").read_text()).get("target_parameters", [""])
+    stacks = expert_stacks({name: tuple(weight.shape) for name, weight in weights.items()})
     for name, update in read_adapter(adapter).items():
-        if f"{name}.weight" in weights:
+        prefix = name.removesuffix(".base_layer")
+        if prefix in stacks:
+            first = name != prefix or targets == ["experts.gate_up_proj"]
+            add_to_experts(weights, prefix, stacks[prefix][0], update, first)
+        else:
             weights[f"{name}.weight"] += update.scale * update.b @ update.a
-            continue
-        into = f"{name.removesuffix('.base_layer')}.{'gate_up' if name.endswith('base_layer') else 'down'}_proj"
-        n_experts, n_in, n_out = weights[into].shape
-        a, b = update.a.reshape(n_experts, -1, n_in), update.b.reshape(n_out, -1, n_experts)
-        weights[into] += update.scale * torch.einsum("o r e, e r i -> e i o", b, a)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+def add_to_experts(weights: dict[str, torch.Tensor], prefix: str, n_experts: int, update: LowRank, first: bool) -> None:
+    """Add what PEFT adds to gates and values (``first``) or to the way down of all experts of a layer."""
+    a = update.a.reshape(n_experts, -1, update.a.shape[1])
+    b = update.b.reshape(len(update.b), -1, n_experts)
+    delta = update.scale * torch.einsum("o r e, e r i -> e o i", b, a)
+    stacked = f"{prefix}.{'gate_up' if first else 'down'}_proj"
+    if stacked in weights:
+        weights[stacked] += delta.transpose(1, 2)
+        return
+    names = ("gate_proj", "up_proj") if first else ("down_proj",)
+    for e in range(n_experts):
+        for name, part in zip(names, delta[e].chunk(len(names))):
+            weights[f"{prefix}.{e}.{name}.weight"] += part

@@ -19,7 +19,7 @@ from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
 from bough.base.plan import NO_ADAPTER
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdapterPool, LowRank
+from bough.device.lora.pool import AdapterPool, ExpertStack, LowRank
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
 from bough.device.ops.reference import ReferenceOps
@@ -136,13 +136,37 @@ def test_an_adapter_of_experts_and_latents_equals_merged_weights(
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
-@pytest.mark.parametrize("name", ["gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("gpt_oss", ("gate_up_proj", "down_proj")),
+        ("llama4_text", ("gate_up_proj", "down_proj")),
+        ("olmoe", ("gate_up_proj", "down_proj")),
+        ("olmoe", ("down_proj",)),
+        ("qwen3_moe", ("gate_up_proj",)),
+    ],
+    ids=str,
+)
 def test_an_adapter_of_stacked_experts_equals_merged_weights(
-    name: str, kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
-) -> None:
+    name: str, targets: tuple[str, ...], kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     path = checkpoints(name)
-    adapter = write_stacked_adapter(tmp_path / "a", path, 4)
+    adapter = write_stacked_adapter(tmp_path / "a", path, 4, targets)
     compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
+
+
+def test_an_adapter_changes_no_projection_twice() -> None:
+    pool = AdapterPool(ReferenceOps("the test"), torch.float32, 1)
+    pool.stack(ExpertStack("experts", 2, ("gate", "up", "down"), 6, 3, alternating=False))
+    for e in range(2):
+        pool.layer([(f"experts.{e}.gate", 3), (f"experts.{e}.up", 3)], 6)
+        pool.layer([(f"experts.{e}.down", 6)], 3)
+    down = LowRank(torch.ones(4, 3), torch.ones(6, 4), 1.0)
+    for beside in ("experts.base_layer", "experts.1.down"):
+        with pytest.raises(ConfigError, match="twice"):
+            pool.install(0, {"experts": down, beside: down})
+    pool.install(0, {"experts": down})
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])

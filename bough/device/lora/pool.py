@@ -58,7 +58,7 @@ class ExpertStack:
         gates, values = slice(0, self.inner_size), slice(self.inner_size, None)
         if self.alternating:
             gates, values = slice(0, None, 2), slice(1, None, 2)
-        into = {down: slice(None)} if sizes[1] == self.hidden_size != 2 * self.inner_size else {gate: gates, up: values}
+        into = {down: slice(None)} if sizes == (self.inner_size, self.hidden_size) else {gate: gates, up: values}
         a, b = part.a.view(self.n_experts, rank, -1), part.b.view(len(part.b), rank, self.n_experts)
         return {
             f"{self.prefix}.{e}.{name}": LowRank(a[e], b[rows, :, e], part.scale)
@@ -216,7 +216,10 @@ class AdapterPool:
         for stack in self._stacks:
             for name in (stack.prefix, f"{stack.prefix}.base_layer"):
                 if name in found:
-                    found |= stack.split(found.pop(name))
+                    parts = stack.split(found.pop(name))
+                    if twice := found.keys() & parts.keys():
+                        raise ConfigError(f"the adapter changes {min(twice)!r} twice")
+                    found |= parts
         return found
 
     def clear(self, place: int) -> None:
