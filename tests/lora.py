@@ -6,12 +6,13 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from bough.device.lora.pool import LowRank
+from bough.device.lora.updates import StackedLowRank
 from bough.weights.adapter import read_adapter
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -38,25 +39,26 @@ def write_adapter(
 
 
 def write_stacked_adapter(
-    folder: Path, model: Path, rank: int, targets: tuple[str, ...] = ("gate_up_proj", "down_proj")
+    folder: Path, model: Path, rank: int, targets: tuple[str, ...] = ("gate_up_proj", "down_proj"), **config: Any
 ) -> Path:
     """A random adapter for the parameters that hold all experts of a layer, as PEFT saves its ``target_parameters``:
-    that of the way down around that of gates and values."""
+    that of the way down around that of gates and values. ``config`` may have patterns of whole parameters' names."""
+    settings = {
+        "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "rank_pattern": {}, "alpha_pattern": {},
+        "target_parameters": [f"experts.{target}" for target in targets], **config,
+    }  # fmt: skip
     g, tensors = torch.Generator().manual_seed(3), {}
     with safe_open(model / "model.safetensors", "pt") as file:
         stacks = expert_stacks({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})
     for prefix, (n_experts, hidden, inner) in stacks.items():
         for target in targets:
             n_in, n_out = (hidden, 2 * inner) if target == "gate_up_proj" else (inner, hidden)
+            rank = settings["rank_pattern"].get(rf".*\.{target}", settings["r"])
             at = f"base_model.model.{prefix}{'.base_layer' if target != targets[-1] else ''}"
             tensors[f"{at}.lora_A.weight"] = torch.randn(rank * n_experts, n_in, generator=g) / n_in**0.5
             tensors[f"{at}.lora_B.weight"] = torch.randn(n_out, rank * n_experts, generator=g) / rank**0.5
     folder.mkdir(parents=True)
-    config = {
-        "peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none",
-        "target_parameters": [f"experts.{target}" for target in targets],
-    }  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -78,27 +80,30 @@ def write_merged(folder: Path, model: Path, adapter: Path) -> Path:
     """The model with the adapter's updates in its weights."""
     shutil.copytree(model, folder)
     weights = load_file(folder / "model.safetensors")
-    targets = json.loads((adapter / "adapter_config.json").read_text()).get("target_parameters", [""])
+    settings = json.loads((adapter / "adapter_config.json").read_text())
     stacks = expert_stacks({name: tuple(weight.shape) for name, weight in weights.items()})
     for name, update in read_adapter(adapter).items():
-        prefix = name.removesuffix(".base_layer")
-        if prefix in stacks:
-            first = name != prefix or targets == ["experts.gate_up_proj"]
-            add_to_experts(weights, prefix, stacks[prefix][0], update, first)
+        if isinstance(update, StackedLowRank):
+            add_to_experts(weights, name, stacks[name.removesuffix(".base_layer")][0], update, settings)
         else:
             weights[f"{name}.weight"] += update.scale * update.b @ update.a
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 
-def add_to_experts(weights: dict[str, torch.Tensor], prefix: str, n_experts: int, update: LowRank, first: bool) -> None:
-    """Add what PEFT adds to gates and values (``first``) or to the way down of all experts of a layer."""
-    a = update.a.reshape(n_experts, -1, update.a.shape[1])
-    b = update.b.reshape(len(update.b), -1, n_experts)
-    delta = update.scale * torch.einsum("o r e, e r i -> e o i", b, a)
-    stacked = f"{prefix}.{'gate_up' if first else 'down'}_proj"
-    if stacked in weights:
-        weights[stacked] += delta.transpose(1, 2)
+def add_to_experts(
+    weights: dict[str, torch.Tensor], name: str, n_experts: int, update: StackedLowRank, settings: dict[str, Any]
+) -> None:
+    """Add what PEFT adds to one of the parameters that hold all experts of a layer."""
+    first = name.endswith(".base_layer") or settings["target_parameters"] == ["experts.gate_up_proj"]
+    prefix, target = name.removesuffix(".base_layer"), "gate_up_proj" if first else "down_proj"
+    rank = settings["rank_pattern"].get(rf".*\.{target}", settings["r"])
+    alpha = settings["alpha_pattern"].get(rf".*\.{target}", settings["lora_alpha"])
+    a = update.a.reshape(n_experts, rank, -1)
+    b = update.b.reshape(-1, rank, n_experts)
+    delta = alpha / rank * torch.einsum("o r e, e r i -> e o i", b, a)
+    if f"{prefix}.{target}" in weights:
+        weights[f"{prefix}.{target}"] += delta.transpose(1, 2)
         return
     names = ("gate_proj", "up_proj") if first else ("down_proj",)
     for e in range(n_experts):

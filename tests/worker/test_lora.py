@@ -19,7 +19,8 @@ from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
 from bough.base.plan import NO_ADAPTER
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdapterPool, ExpertStack, LowRank
+from bough.device.lora.pool import AdapterPool
+from bough.device.lora.updates import ExpertStack, LowRank, StackedLowRank
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
 from bough.device.ops.reference import ReferenceOps
@@ -156,16 +157,29 @@ def test_an_adapter_of_stacked_experts_equals_merged_weights(
     compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_parameters_of_experts_have_ranks_and_alphas_of_their_own(
+    name: str, checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    """As PEFT writes what was asked of gates, values and the way down apart: gates and values get twice the rank."""
+    path, patterns = checkpoints(name), [{r".*\.gate_up_proj": 6}, {r".*\.gate_up_proj": 32, r".*\.down_proj": 5}]
+    adapter = write_stacked_adapter(tmp_path / "a", path, 3, rank_pattern=patterns[0], alpha_pattern=patterns[1])
+    compare_merged(path, adapter, write_merged(tmp_path / "m", path, adapter), "reference", make_driver, make_adapted)
+
+
 def test_an_adapter_changes_no_projection_twice() -> None:
     pool = AdapterPool(ReferenceOps("the test"), torch.float32, 1)
     pool.stack(ExpertStack("experts", 2, ("gate", "up", "down"), 6, 3, alternating=False))
     for e in range(2):
         pool.layer([(f"experts.{e}.gate", 3), (f"experts.{e}.up", 3)], 6)
         pool.layer([(f"experts.{e}.down", 6)], 3)
-    down = LowRank(torch.ones(4, 3), torch.ones(6, 4), 1.0)
-    for beside in ("experts.base_layer", "experts.1.down"):
+    down, one = (
+        StackedLowRank(torch.ones(4, 3), torch.ones(6, 4), (1.0, 1.0), False),
+        LowRank(torch.ones(2, 3), torch.ones(6, 2), 1.0),
+    )
+    for beside, part in (("experts.base_layer", down), ("experts.1.down", one)):
         with pytest.raises(ConfigError, match="twice"):
-            pool.install(0, {"experts": down, beside: down})
+            pool.install(0, {"experts": down, beside: part})
     pool.install(0, {"experts": down})
 
 

@@ -14,7 +14,8 @@ import torch
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdaptedLayer, ExpertStack
+from bough.device.lora.pool import AdaptedLayer
+from bough.device.lora.updates import ExpertStack
 from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.quant.base import LinearMethod
 

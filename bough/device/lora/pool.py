@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from bough.base.errors import ConfigError
 from bough.base.plan import NO_ADAPTER
+from bough.device.lora.updates import ExpertStack, LowRank, StackedLowRank, Updates
 from bough.device.ops.library import LinearParts
 from bough.device.ops.lora import CapturedLora, LoraOp, LoraPlaces, Runs, Update, padded_rank
 from bough.device.ops.registry import Ops
@@ -16,55 +17,6 @@ from bough.device.ops.registry import Ops
 Tensor = torch.Tensor
 
 MAX_RANK = 256
-
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """The update of one projection, ``scale * b a``: a [R, n_in], b [n_out, R]."""
-
-    a: Tensor
-    b: Tensor
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertStack:
-    """All experts of a layer, as PEFT updates them where they are one parameter (its ``target_parameters``): factors a
-    [E * R, n_in], one expert behind the other, and b [n_out, R * E], the experts of each rank side by side.
-
-    Attributes:
-        prefix: of the experts' names, which are ``prefix.3.gate_proj``.
-        names: gates, values, the way down.
-        alternating: outputs of the first projection are a gate, a value, a gate, ...; otherwise gates, then values.
-    """
-
-    prefix: str
-    n_experts: int
-    names: tuple[str, str, str]
-    hidden_size: int
-    inner_size: int
-    alternating: bool
-
-    def split(self, part: LowRank) -> dict[str, LowRank]:
-        """The updates by expert and projection; ConfigError for shapes that are of neither parameter."""
-        rank, rest = divmod(len(part.a), self.n_experts)
-        sizes = part.a.shape[1], len(part.b)
-        gate, up, down = self.names
-        if rest or sizes not in ((self.hidden_size, 2 * self.inner_size), (self.inner_size, self.hidden_size)):
-            raise ConfigError(
-                f"the adapter's {self.prefix!r} has shapes {list(part.a.shape)} and {list(part.b.shape)}, which are "
-                f"no update of {self.n_experts} experts"
-            )
-        gates, values = slice(0, self.inner_size), slice(self.inner_size, None)
-        if self.alternating:
-            gates, values = slice(0, None, 2), slice(1, None, 2)
-        into = {down: slice(None)} if sizes == (self.inner_size, self.hidden_size) else {gate: gates, up: values}
-        a, b = part.a.view(self.n_experts, rank, -1), part.b.view(len(part.b), rank, self.n_experts)
-        return {
-            f"{self.prefix}.{e}.{name}": LowRank(a[e], b[rows, :, e], part.scale)
-            for e in range(self.n_experts)
-            for name, rows in into.items()
-        }
 
 
 class AdaptedWeights:
@@ -160,7 +112,7 @@ class AdapterPool:
         self._ops, self._dtype = ops, dtype
         self._head: AdaptedHead | None = None
         self._layers: list[AdaptedWeights] = []
-        self._stacks: list[ExpertStack] = []
+        self._stacks: dict[str, ExpertStack] = {}
         self._names: dict[str, None] = {}
         self._ranks: dict[int, int] = {}
 
@@ -183,7 +135,7 @@ class AdapterPool:
 
     def stack(self, stack: ExpertStack) -> None:
         """Experts, whose projections are layers already, that an adapter may also change as one parameter."""
-        self._stacks.append(stack)
+        self._stacks[stack.prefix] = stack
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> AdaptedHead:
         """The language-model head of ``shape`` (out, in), of which the first ``n_ids`` outputs are computed."""
@@ -193,33 +145,35 @@ class AdapterPool:
         self._names[name] = None
         return self._head
 
-    def install(self, place: int, modules: Mapping[str, LowRank]) -> None:
-        """Make an adapter, its updates by the names of projections, ready in a place that no row uses.
+    def install(self, place: int, updates: Updates) -> None:
+        """Make an adapter ready in a place that no row uses.
 
         Raises ConfigError, and changes nothing, for one that does not fit the model.
         """
-        modules = self._unstacked(modules)
-        unknown = [name for name in modules if name not in self._names]
-        if unknown:
-            raise ConfigError(f"the adapter changes {unknown[0]!r}, which is no linear layer of this model")
+        modules = self._unstacked(updates)
         rank = max((len(part.a) for part in modules.values()), default=0)
         if not 0 < rank <= MAX_RANK:
             raise ConfigError(f"the adapter has rank {rank}; ranks from 1 to {MAX_RANK} are supported")
-        updates = [layer.read(modules) for layer in self._layers]
+        read = [layer.read(modules) for layer in self._layers]
         self._ranks[place] = rank
-        for layer, update in zip(self._layers, updates):
+        for layer, update in zip(self._layers, read):
             layer.set(place, update)
 
-    def _unstacked(self, modules: Mapping[str, LowRank]) -> dict[str, LowRank]:
-        """The same with the updates of all experts of a layer by expert; PEFT wraps one parameter around the other."""
-        found = dict(modules)
-        for stack in self._stacks:
-            for name in (stack.prefix, f"{stack.prefix}.base_layer"):
-                if name in found:
-                    parts = stack.split(found.pop(name))
-                    if twice := found.keys() & parts.keys():
-                        raise ConfigError(f"the adapter changes {min(twice)!r} twice")
-                    found |= parts
+    def _unstacked(self, updates: Updates) -> dict[str, LowRank]:
+        """Those of single projections, and those of all experts of a layer by expert."""
+        found: dict[str, LowRank] = {}
+        for name, part in updates.items():
+            # PEFT wraps one parameter around the other.
+            stack = self._stacks.get(name.removesuffix(".base_layer"))
+            if isinstance(part, LowRank) and name in self._names:
+                parts = {name: part}
+            elif isinstance(part, StackedLowRank) and stack is not None:
+                parts = dict(stack.split(part))
+            else:
+                raise ConfigError(f"the adapter changes {name!r}, which is no linear layer of this model")
+            if twice := found.keys() & parts.keys():
+                raise ConfigError(f"the adapter changes {min(twice)!r} twice")
+            found |= parts
         return found
 
     def clear(self, place: int) -> None:
