@@ -18,6 +18,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
 
+_HEAD = re.compile(r"(?:.+\.)?lm_head\.base_layer\.weight")
+"""The model's own head, which PEFT saves beside what an adapter adds to it."""
+
 _READ = frozenset(
     ("peft_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "use_rslora", "target_parameters")
 )
@@ -77,6 +80,8 @@ def read_adapter(folder: Path) -> dict[str, LowRank | StackedLowRank]:
 def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> dict[str, LowRank | StackedLowRank]:
     names: dict[str, dict[str, str]] = {}
     for name, stored in file.tensors.items():
+        if _HEAD.fullmatch(name):
+            continue
         match = _NAME.fullmatch(name)
         if match is None or len(stored.shape) != 2 or not stored.dtype.is_floating_point:
             raise ConfigError(f"{folder}: {name!r} is no factor of a linear layer's update")

@@ -78,12 +78,20 @@ def test_what_cannot_be_done_is_refused(tmp_path: Path, config: dict[str, Any], 
         read_adapter(write(tmp_path, **config))
 
 
+def test_the_head_of_the_model_itself_is_left_out(tmp_path: Path) -> None:
+    head = "base_model.model.lm_head"
+    tensors = {f"{head}.lora_A.weight": torch.ones(4, 6), f"{head}.lora_B.weight": torch.ones(9, 4)}
+    folder = write(tmp_path, {**tensors, f"{head}.base_layer.weight": torch.ones(9, 6)}, target_modules=["lm_head"])
+    assert list(read_adapter(folder)) == ["lm_head"]
+
+
 @pytest.mark.parametrize(
     ("names", "match"),
     [({"x.lora_A.weight": (4, 6)}, "one factor"), ({"x.weight": (4, 6)}, "no factor"),
      ({"x.lora_A.weight": (4, 6), "x.lora_B.weight": (8, 5)}, "shapes"),
      ({"x.lora_A.weight": (4,), "x.lora_B.weight": (8, 4)}, "no factor"),
-     ({"x.lora_embedding_A": (4, 6)}, "no factor")],
+     ({"x.lora_embedding_A": (4, 6)}, "no factor"), ({"lm_head.weight": (4, 6)}, "no factor"),
+     ({"q_proj.base_layer.weight": (4, 6)}, "no factor")],
 )  # fmt: skip
 def test_wrong_tensors_are_refused(tmp_path: Path, names: dict[str, tuple[int, ...]], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
