@@ -97,7 +97,7 @@ class Llama4(Decoder):
         """Those whose parameters' names begin with ``at``, stacked or one by one."""
         context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
         if context.has(f"{at}.0.down_proj.weight"):
-            return read_experts(context, at, n_experts, NAMES, hidden, inner)
+            return read_experts(context, at, n_experts, NAMES, hidden, inner, swapped=True)
         gate_up = context.parameter(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
         down = context.parameter(f"{at}.down_proj", (n_experts, inner, hidden))
 
@@ -105,7 +105,7 @@ class Llama4(Decoder):
             return context.linear_of([Held(weight.T.contiguous())], None)
 
         experts = [(linear(a), linear(b)) for a, b in zip(gate_up, down)]
-        return Experts(context, adaptable(context, at, experts, NAMES, hidden, inner), hidden, inner)
+        return Experts(context, adaptable(context, at, experts, NAMES, hidden, inner, swapped=True), hidden, inner)
 
     def ignores(self, name: str) -> bool:
         return super().ignores(name) or "vision_model." in name or "multi_modal_projector." in name

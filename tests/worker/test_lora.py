@@ -138,23 +138,52 @@ def test_an_adapter_of_experts_and_latents_equals_merged_weights(
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
 @pytest.mark.parametrize(
-    ("name", "targets"),
+    ("name", "targets", "swapped"),
     [
-        ("gpt_oss", ("gate_up_proj", "down_proj")),
-        ("llama4_text", ("gate_up_proj", "down_proj")),
-        ("olmoe", ("gate_up_proj", "down_proj")),
-        ("olmoe", ("down_proj",)),
-        ("qwen3_moe", ("gate_up_proj",)),
+        ("gpt_oss", ("gate_up_proj", "down_proj"), False),
+        ("llama4_text", ("gate_up_proj",), True),
+        ("llama4_text", ("gate_up_proj", "down_proj"), True),
+        ("llama4_text", ("gate_up_proj", "down_proj"), False),
+        ("olmoe", ("gate_up_proj", "down_proj"), False),
+        ("olmoe", ("gate_up_proj", "down_proj"), True),
+        ("olmoe", ("down_proj",), False),
+        ("qwen3_moe", ("gate_up_proj",), False),
+        ("mixtral", ("gate_up_proj", "down_proj"), False),
     ],
     ids=str,
 )
 def test_an_adapter_of_stacked_experts_equals_merged_weights(
-    name: str, targets: tuple[str, ...], kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make,
-    tmp_path: Path,
+    name: str, targets: tuple[str, ...], swapped: bool, kernels: str, checkpoints: Make, make_driver: Make,
+    make_adapted: Make, tmp_path: Path,
 ) -> None:  # fmt: skip
     path = checkpoints(name)
-    adapter = write_stacked_adapter(tmp_path / "a", path, 4, targets)
-    compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
+    adapter = write_stacked_adapter(tmp_path / "a", path, 4, targets, swapped)
+    merged = write_merged(tmp_path / "merged", path, adapter, swapped)
+    compare_merged(path, adapter, merged, kernels, make_driver, make_adapted)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "stored", "given"),
+    [
+        ("gemma3", ("mlp.gate_proj", "mlp.down_proj"), "language_model.model.", "model.language_model."),
+        ("llama", ("q_proj",), "model.", "language_model.model."),
+        ("mixtral", ("block_sparse_moe.gate", "experts.1.w2"), "block_sparse_moe", "mlp"),
+    ],
+)
+def test_layers_have_the_names_of_all_versions_of_transformers(
+    name: str, targets: tuple[str, ...], stored: str, given: str, checkpoints: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    path = checkpoints(name)
+    folders = [write_adapter(tmp_path / folder, path, targets) for folder in "ab"]
+    file, prefix = folders[1] / "adapter_model.safetensors", "base_model.model."
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
+    assert all(stored in key for key in tensors)
+    save_file({prefix + key.replace(stored, given): tensor for key, tensor in tensors.items()}, file)
+    driver = make_adapted(path, folders)
+    same, renamed, base = (add(driver, row, PROMPTS[0], place) for row, place in enumerate((0, 1, NO_ADAPTER)))
+    driver.run([same, renamed, base], 4)
+    assert torch.equal(rows_of(same), rows_of(renamed))
+    assert (rows_of(same) - rows_of(base)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])

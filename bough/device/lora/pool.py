@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -17,6 +18,9 @@ from bough.device.ops.registry import Ops
 Tensor = torch.Tensor
 
 MAX_RANK = 256
+
+_ROOT = re.compile(r"\A(?:model\.|language_model\.)+")
+"""What stands before the names of a decoder's layers: it depends on what it is a part of, and who saved it."""
 
 
 class AdaptedWeights:
@@ -113,7 +117,8 @@ class AdapterPool:
         self._head: AdaptedHead | None = None
         self._layers: list[AdaptedWeights] = []
         self._stacks: dict[str, ExpertStack] = {}
-        self._names: dict[str, None] = {}
+        self._names: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._ranks: dict[int, int] = {}
 
     def layer(self, parts: Sequence[tuple[str, int]], n_in: int, dtype: torch.dtype | None = None) -> AdaptedLayer:
@@ -124,25 +129,29 @@ class AdapterPool:
         self.capturable &= isinstance(op, CapturedLora)
         layer = AdaptedLayer(self, op, names, sizes, n_in)
         self._layers.append(layer)
-        self._names |= dict.fromkeys(names)
+        self._names |= {self._plain(name): name for name in names}
         return layer
 
     def weights(self, name: str, n_out: int, n_in: int, op: LoraPlaces) -> None:
         """A projection that is no layer by itself: ``op`` holds the updates, for whoever computes with it."""
         self.capturable = False
         self._layers.append(AdaptedWeights(op, [name], [n_out], n_in))
-        self._names[name] = None
+        self._names[self._plain(name)] = name
 
     def stack(self, stack: ExpertStack) -> None:
         """Experts, whose projections are layers already, that an adapter may also change as one parameter."""
-        self._stacks[stack.prefix] = stack
+        self._stacks[self._plain(stack.prefix)] = stack
+
+    def alias(self, prefix: str, other: str) -> None:
+        """Layers whose names begin with ``prefix`` may also be called by those that begin with ``other``."""
+        self._aliases[self._plain(other)] = self._plain(prefix)
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> AdaptedHead:
         """The language-model head of ``shape`` (out, in), of which the first ``n_ids`` outputs are computed."""
         op = self._ops.lora([n_ids], shape[1], self.n_places, self._dtype)
         self._head = AdaptedHead(self, op, name, shape, n_ids)
         self._layers.append(self._head)
-        self._names[name] = None
+        self._names[self._plain(name)] = name
         return self._head
 
     def install(self, place: int, updates: Updates) -> None:
@@ -160,21 +169,34 @@ class AdapterPool:
             layer.set(place, update)
 
     def _unstacked(self, updates: Updates) -> dict[str, LowRank]:
-        """Those of single projections, and those of all experts of a layer by expert."""
-        found: dict[str, LowRank] = {}
-        for name, part in updates.items():
+        """Those of single projections, and those of all experts of a layer by expert, by the names of the model."""
+        pairs: list[tuple[str, LowRank]] = []
+        stacked: dict[str, list[StackedLowRank]] = {}
+        for given, part in updates.items():
+            name = self._plain(given)
             # PEFT wraps one parameter around the other.
-            stack = self._stacks.get(name.removesuffix(".base_layer"))
+            prefix = name.removesuffix(".base_layer")
             if isinstance(part, LowRank) and name in self._names:
-                parts = {name: part}
-            elif isinstance(part, StackedLowRank) and stack is not None:
-                parts = dict(stack.split(part))
+                pairs.append((self._names[name], part))
+            elif isinstance(part, StackedLowRank) and prefix in self._stacks:
+                stacked.setdefault(prefix, []).append(part)
             else:
-                raise ConfigError(f"the adapter changes {name!r}, which is no linear layer of this model")
-            if twice := found.keys() & parts.keys():
-                raise ConfigError(f"the adapter changes {min(twice)!r} twice")
-            found |= parts
+                raise ConfigError(f"the adapter changes {given!r}, which is no linear layer of this model")
+        pairs += [pair for prefix, parts in stacked.items() for pair in self._stacks[prefix].split(parts)]
+        found: dict[str, LowRank] = {}
+        for name, update in pairs:
+            if name in found:
+                raise ConfigError(f"the adapter changes {name!r} twice")
+            found[name] = update
         return found
+
+    def _plain(self, name: str) -> str:
+        """What a layer is called by all who call it by one of its names."""
+        name = _ROOT.sub("", name)
+        for other, own in self._aliases.items():
+            if name.startswith(f"{other}."):
+                return own + name.removeprefix(other)
+        return name
 
     def clear(self, place: int) -> None:
         """Give the memory of a place back."""
