@@ -196,6 +196,17 @@ def test_parameters_of_experts_have_ranks_and_alphas_of_their_own(
     compare_merged(path, adapter, write_merged(tmp_path / "m", path, adapter), "reference", make_driver, make_adapted)
 
 
+def test_what_an_adapter_does_to_images_is_left_out(
+    checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    path = checkpoints("gemma3")
+    adapter = write_adapter(tmp_path / "a", path, ("q_proj",))
+    assert any("vision_tower" in name for name in read_adapter(adapter))
+    compare_merged(path, adapter, write_merged(tmp_path / "m", path, adapter), "reference", make_driver, make_adapted)
+    with pytest.raises(ConfigError, match="rank 0"):
+        make_adapted(path, [write_adapter(tmp_path / "b", path, ("mlp.fc1",))])
+
+
 def test_an_adapter_changes_no_projection_twice() -> None:
     pool = AdapterPool(ReferenceOps("the test"), torch.float32, 1)
     pool.stack(ExpertStack("experts", 2, ("gate", "up", "down"), 6, 3, alternating=False))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -105,6 +105,7 @@ class AdapterPool:
         places: [T] int64, on the host, the place of each token of the step, or NO_ADAPTER; None where none has.
         captured: the same on the device, int32, in a step that is captured; None in others.
         capturable: steps of rows with adapters can be.
+        ignores: whether a layer of this name takes part in nothing that is computed here, as one for images.
     """
 
     def __init__(self, ops: Ops, dtype: torch.dtype, n_places: int) -> None:
@@ -113,6 +114,7 @@ class AdapterPool:
         self.places: Tensor | None = None
         self.captured: Tensor | None = None
         self.capturable = True
+        self.ignores: Callable[[str], bool] = lambda name: False
         self._ops, self._dtype = ops, dtype
         self._head: AdaptedHead | None = None
         self._layers: list[AdaptedWeights] = []
@@ -180,7 +182,7 @@ class AdapterPool:
                 pairs.append((self._names[name], part))
             elif isinstance(part, StackedLowRank) and prefix in self._stacks:
                 stacked.setdefault(prefix, []).append(part)
-            else:
+            elif not self.ignores(f"{given}.weight"):
                 raise ConfigError(f"the adapter changes {given!r}, which is no linear layer of this model")
         pairs += [pair for prefix, parts in stacked.items() for pair in self._stacks[prefix].split(parts)]
         found: dict[str, LowRank] = {}
