@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "results" / "parity.json"
 QUALITY_FIGURES = ROOT / "benchmarks" / "results" / "formats.json"
 
-SAME_FILES = {"mistral": "llama", "gemma3": "gemma3_text"}
+SAME_FILES = {"mistral": "llama", "gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Architectures whose GGUF files load as another one, which computes the same."""
 
 INTRODUCTION = """# Models
