@@ -70,12 +70,12 @@ FORMATS_TEXT = """## Weights
   says: {decoded}. Files of `bert` hold RoBERTa, too. Those of BERT classifiers lack the pooler that scores go
   through, as llama.cpp leaves it out, and are refused.
 - **Quantised folders** (`quantization_config`): {methods}. AWQ with 4 bits; GPTQ with 2, 3, 4 and 8, also with inputs
-  in the order of their importance; compressed-tensors with integers of 4 and 8 bits, by weight, output or group, with
+  in the order of their importance; AutoRound in either packing, one number of bits; compressed-tensors with integers of 4 and 8 bits, by weight, output or group, with
   zeros or without, with 8-bit floats by weight, output or block, and NVFP4; FP8 (also of fbgemm and Model Optimizer)
   with scales of weights, outputs and blocks; bitsandbytes with 8 bits, nf4 and fp4. Integers are multiplied as they are
   where groups of inputs are in order and of 32, 64 or multiples of 128; all else is decoded. Scales for a rounded cache
   are left alone: `--kv-dtype` has its own. Refused: AWQ in the layout for GEMV, Marlin's layouts, 2:4 sparsity, Model
-  Optimizer's NVFP4, AutoRound, hqq.
+  Optimizer's NVFP4, compressed-tensors with 2 or 3 bits or MX formats, hqq.
 
 ## Tokenizers
 
