@@ -89,8 +89,8 @@ class ProgramPolicy:
 
     The order is that of :class:`Lines`. A program without a seat waits until there is room for its KV beside that
     of the seated ones, while anything runs. Siblings of a fork follow one another. No program waits for ever: the one
-    that has waited the longest gets a turn (:meth:`Programs.take_turn`), seat or not. Requests of no program are ordered
-    by their match lengths and aged by the queue.
+    that has waited the longest gets a turn (:meth:`Programs.take_turn`). Requests of no program are ordered by their
+    match lengths and aged by the queue.
     """
 
     preemptive = False
@@ -155,7 +155,8 @@ class ProgramPolicy:
                 self._place(moved)
         if (longest := self._longest.first()) is not None:
             programs.take_turn(longest)
-        if programs.turn is not None and (queue := self._waiting.get(programs.turn.number)) is not None:
+        turn = programs.turn
+        if turn is not None and programs.turn_is_up and (queue := self._waiting.get(turn.number)) is not None:
             return queue.head()
         if (siblings := self._forks.get(programs.fork)) is not None:
             return next(iter(siblings.values()))
@@ -171,6 +172,8 @@ class ProgramPolicy:
         """The program whose turn it is; None when those that wait have to go on waiting for a seat."""
         programs = self._programs
         seated, other = self._seated.first(), self._standing.first()
+        if programs.turn is not None and programs.turn.number in self._waiting and not programs.turn.seated:
+            other = programs.turn
         programs.next_in_line = other
         if other is None or (programs.rows and not programs.has_room(other)):
             return seated

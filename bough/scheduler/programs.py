@@ -33,10 +33,10 @@ LEVELS = 4
 programs of about equal service from taking turns at every call, at the cost of the cache."""
 MEMORY_WEIGHT = 8
 """How much more a generated token counts whose context fills the whole pool, because nobody else can run beside it."""
-TURN_SHARE = 16
+TURN_SHARE = 32
 """Of all service, the turns of programs that waited too long take one part in so many at most."""
 TURN_SECONDS = 60.0
-"""A turn is over after so long, whoever its program keeps waiting meanwhile."""
+"""Whoever has a turn waits so long for room at most, and keeps all others from theirs so long when it has sat down."""
 LEARNING = 0.2
 """Weight of the latest pause, or step, in the running mean of them."""
 PAUSE = 1.0
@@ -174,7 +174,7 @@ class Programs:
         self.turn: ProgramState | None = None
         """Whoever goes first, because it waited too long."""
         self._turn_began = self._next_turn = 0
-        self._turn_ends = 0.0
+        self._turn_ends = self._no_room_until = 0.0
         self._first_level = max(1, capacity // LEVELS)
         self._capacity = capacity
         self._claims = claims
@@ -302,6 +302,8 @@ class Programs:
         named = req.request.program
         assert named is not None
         state.since = self.now
+        if state is self.turn:
+            self._turn_ends = min(self._turn_ends, self.now + TURN_SECONDS)
         self.fork = state.number, named.fork
         if not req.started:
             cached = req.of_prompt(cached_len)
@@ -444,12 +446,20 @@ class Programs:
     def take_turn(self, state: ProgramState) -> None:
         """``state``, of all programs the one that has waited the longest, goes first if that is due.
 
-        A turn has no room to wait for, and lasts until the program gives its seat up, has had a whole pool of service
-        or a minute. The next one may begin when all programs together have had ``turn_share`` times its service.
+        A turn is the next free seat, or after a minute one that there is no room for, and lasts until the program gives
+        it up, has had a whole pool of service or sat for a minute. The next turn may begin when all programs together
+        have had ``turn_share`` times the service of this one.
         """
         if self.turn is None and self.service >= self._next_turn and self.now - state.since > self.max_wait:
             self.turn = state
-            self._turn_began, self._turn_ends = state.service, self.now + TURN_SECONDS
+            self._turn_began, self._turn_ends = state.service, float("inf")
+            self._no_room_until = self.now + TURN_SECONDS
+
+    @property
+    def turn_is_up(self) -> bool:
+        """Whoever has a turn goes before all others now."""
+        turn = self.turn
+        return turn is not None and (turn.seated or self.has_room(turn) or self.now >= self._no_room_until)
 
     def _end_turn(self) -> None:
         assert self.turn is not None

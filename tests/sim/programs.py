@@ -208,6 +208,10 @@ class Ledger:
             require(not overdue, name, "{} went before {}", req.request.rid, there[longest].key)
         if turn is None or turn.number not in there:
             return False
+        if not programs.turn_is_up:
+            state = req.program
+            require(state is None or state.seated, name, "{} sat down before {}", req.request.rid, turn.key)
+            return False
         require(req.program is turn, name, "{} went before {}", req.request.rid, turn.key)
         return True
 

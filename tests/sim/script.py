@@ -30,8 +30,8 @@ from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 class Settings:
     """The world of one run.
 
-    ``turn_share`` is that of the policy ``program``: small enough that there are several turns in a short run. ``headroom`` is
-    what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says how many
+    ``turn_share`` is that of the policy ``program``: small enough that there are several turns in a short run.
+    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says how many
     forwards the device may be behind the host.
     """
 

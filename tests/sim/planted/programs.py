@@ -176,14 +176,6 @@ PROGRAMS = (
         "if self.turn is None and",
         "if False and",
     ),
-    simple(
-        "turn_goes_to_the_oldest_request",
-        "a program with thousands of waiting requests had every turn",
-        Programs,
-        "admitted",
-        "state.since = self.now",
-        "pass",
-    ),
 )
 
 AHEAD = (
