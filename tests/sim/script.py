@@ -31,8 +31,8 @@ class Settings:
     """The world of one run.
 
     ``turn_share`` is that of the policy ``program``: small enough that there are several turns in a short run.
-    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says how many
-    forwards the device may be behind the host.
+    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says
+    how many forwards the device may be behind the host.
     """
 
     page_size: int
