@@ -210,13 +210,8 @@ class Ledger:
             return False
         if not programs.turn_is_up:
             state = req.program
-            require(
-                state is None or state.seated or fork_of(req) == programs.fork,
-                name,
-                "{} sat down before {}",
-                req.request.rid,
-                turn.key,
-            )
+            own = state is None or state is turn or state.seated or fork_of(req) == programs.fork
+            require(own, name, "{} sat down before {}", req.request.rid, turn.key)
             return False
         require(req.program is turn, name, "{} went before {}", req.request.rid, turn.key)
         return True
