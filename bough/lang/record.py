@@ -100,7 +100,7 @@ class _Replayer(AsyncBackend):
         super().__init__()
         first, *lines = path.read_text().splitlines()
         head = json.loads(first)
-        self.keeps_budgets = head["keeps_budgets"]
+        self.keeps_budgets = head.get("keeps_budgets", True)
         template = head["template"]
         known = {f.name for f in dataclasses.fields(ChatTemplate)}
         pairs = {role: (pair[0], pair[1]) for role, pair in template["role_prefix_and_suffix"].items()}
