@@ -97,8 +97,9 @@ def test_the_time_of_the_host_is_not_the_time_of_the_device(
 def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: Make, make_driver: Make) -> None:
     path, _ = tiny_llama()
     alone = make_driver(path)
-    expected = alone.add(0, [9, 8, 7], PENALISED)
+    expected = alone.add(0, [4, 5, 6], PENALISED)
     alone.run([expected], 6)
+    assert expected.generated[1] != expected.generated[0]
     driver = make_driver(path)
     first = driver.add(0, [4, 5, 6], PENALISED)
     worker = driver.worker
@@ -107,8 +108,9 @@ def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: M
     flight, _ = driver.launch([(first, 1)])
     worker.sample = sample
     driver.release(first)
-    # Enters the row, and is launched, before what its last owner sampled has arrived.
-    second = driver.add(0, [9, 8, 7], PENALISED)
+    # Enters the row, and is launched, before what its last owner sampled has arrived: the token that it is about to
+    # sample itself, and would not if that counted as its own.
+    second = driver.add(0, [4, 5, 6], PENALISED)
     driver.step((second, 0))
     assert worker.finish(flight).counts.tolist() == [1]
     driver.run([second], 6)
