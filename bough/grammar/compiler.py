@@ -14,6 +14,7 @@ from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
 from bough.grammar.admission import check_constraint, check_size
 from bough.grammar.base import Backend, Template
+from bough.grammar.tags import Tags
 
 REMEMBERED_FAILURES = 1024
 """Constraints whose refusal is remembered. Compiling is deterministic, so a refusal holds for ever."""
@@ -56,10 +57,12 @@ class GrammarCompiler:
         backend: the grammar library.
         limits: bounds on constraints, and ``grammar_cache_bytes`` of the templates that are kept.
         submit: runs a function in the background.
+        tags: those of the reasoning, in the vocabulary of the backend.
     """
 
-    def __init__(self, backend: Backend, limits: Limits, submit: Submit) -> None:
+    def __init__(self, backend: Backend, limits: Limits, submit: Submit, tags: Tags) -> None:
         self.backend = backend
+        self.tags = tags
         self._limits = limits
         self._submit = submit
         self._running: dict[bytes, tuple[Ticket, Result]] = {}

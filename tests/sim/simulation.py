@@ -31,7 +31,7 @@ from bough.text.stop import StopMatcher
 from .adapters import BROKEN, FakeAdapters
 from .ahead import Ahead, as_message
 from .fairness import Fairness
-from .grammar import Background, FakeBackend
+from .grammar import Background, FakeBackend, tags
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
@@ -151,7 +151,7 @@ class Simulation:
             draw=self._draw,
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
-            compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit),
+            compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit, tags()),
             adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom
