@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from bough.base.params import SamplingParams
+from bough.base.params import PoolingParams, SamplingParams
+from bough.base.plan import RowInit
 from bough.device.platform import copies
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
+from bough.worker.pooling import Pooler
 from bough.worker.worker import Launched
 from tests.driving import Driver
 
@@ -139,3 +141,14 @@ def test_a_row_whose_sampling_failed_has_a_token_that_can_be_looked_up() -> None
     rows = DeviceRows(3, 8, torch.device("cpu"))
     rows.set_last(torch.tensor([2, 0]), torch.tensor([-1, 7]))
     assert rows.last_token.tolist() == [7, 0, 0, 0]
+
+
+def test_the_first_hidden_state_outlives_its_step() -> None:
+    """A captured step leaves what it computes where the one before did."""
+    pooler, none = Pooler(), np.zeros(0, np.int32)
+    ids = np.array([4, 5], np.int32)
+    pooler.add(0, RowInit(0, none, ids, 2, SamplingParams(), 0, (), 2, PoolingParams(kind="first")))
+    hidden = torch.tensor([[1.0, 2.0]])
+    assert pooler.take(0, 0, hidden, lambda states: states) is None
+    vector = pooler.take(0, 1, hidden.fill_(7.0), lambda states: states)
+    assert vector is not None and vector.tolist() == [1.0, 2.0]
