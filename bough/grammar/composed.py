@@ -165,7 +165,9 @@ class _Writer:
         if form.get("any_order"):
             raise refused("json_schema.any_order is not supported: properties come in the order of the schema")
         exact = exact_schema(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
-        return [_Item(f"%json {json.dumps({**exact, 'x-guidance': self._options}, ensure_ascii=False)}")]
+        own = exact.get("x-guidance")
+        options = {**(own if isinstance(own, dict) else {}), **self._options}
+        return [_Item(f"%json {json.dumps({**exact, 'x-guidance': options}, ensure_ascii=False)}")]
 
     def _grammar(self, form: Format, stops: tuple[str, ...]) -> Items:
         name = f"side_{len(self._sides)}"
