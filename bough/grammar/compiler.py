@@ -12,8 +12,9 @@ import msgspec
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
-from bough.grammar.admission import check_constraint, check_size
+from bough.grammar.admission import check_size, check_steps
 from bough.grammar.base import Backend, Template
+from bough.grammar.threads import in_pauses
 
 REMEMBERED_FAILURES = 1024
 """Constraints whose refusal is remembered. Compiling is deterministic, so a refusal holds for ever."""
@@ -90,7 +91,7 @@ class GrammarCompiler:
         return ticket
 
     def _compile(self, constraint: Constraint) -> Template:
-        check_constraint(constraint, self._limits)
+        in_pauses(check_steps(constraint, self._limits))
         return self.backend.compile(constraint)
 
     def collect(self) -> None:

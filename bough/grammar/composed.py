@@ -12,8 +12,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.formats import exact_schema
+from bough.base.formats import exact_steps
 from bough.grammar.structural import Tags, parse_tags, refused
+from bough.grammar.threads import in_pauses
 
 Format = Mapping[str, Any]
 
@@ -164,8 +165,10 @@ class _Writer:
             raise refused(f"json_schema.style {form['style']!r} is not supported")
         if form.get("any_order"):
             raise refused("json_schema.any_order is not supported: properties come in the order of the schema")
-        exact = exact_schema(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
-        return [_Item(f"%json {json.dumps({**exact, 'x-guidance': self._options}, ensure_ascii=False)}")]
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        in_pauses(exact_steps(schema))
+        return [_Item(f"%json {json.dumps({**schema, 'x-guidance': self._options}, ensure_ascii=False)}")]
 
     def _grammar(self, form: Format, stops: tuple[str, ...]) -> Items:
         name = f"side_{len(self._sides)}"

@@ -68,6 +68,9 @@ BOMBS: dict[str, Callable[[int], Fields]] = {
     "too large enum": lambda i: schema({"enum": [f"{i}{n}" for n in range(100_000)]}),
     "many properties": lambda i: schema(wide(1_000, title=str(i))),
     "too many properties": lambda i: schema(wide(10_000, title=str(i))),
+    "many bounds": lambda i: schema({"properties": {
+        f"o{k}": {"properties": {f"p{i}{n}": {"type": "integer", "minimum": n} for n in range(900)}} for k in range(4)
+    }}),
     "deep nesting": lambda i: schema({"title": str(i), "items": deep(30)}),
     "references in a circle": lambda i: schema(
         {"title": str(i), "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
