@@ -30,6 +30,12 @@ _RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _EMBEDDED = re.compile(r"%json\s*")
 
+SPACINGS = ("fixed", "compact", "free")
+"""Names of spacings; others are patterns."""
+_WHITESPACE = re.compile(
+    r"(?:[ \t\n\r?*+|)]|\\[ntrs ]|\((?:\?:)?|\[(?:[ \t\n\r]|\\[ntrs ])+\]|\{\d{1,3}(?:,\d{0,3})?\})*+"
+)
+
 STEP = 64
 """Parts of a constraint that are looked at in one step, which takes about a tenth of a millisecond."""
 
@@ -76,6 +82,15 @@ def check_size(constraint: Constraint, limits: Limits) -> None:
         raise InvalidRequest(f"{kind} is not valid Unicode", param=kind) from None
     if size > limits.constraint_bytes:
         raise InvalidRequest(f"{kind} has {size} bytes; at most {limits.constraint_bytes} are allowed", param=kind)
+    if len(constraint.whitespace) > limits.constraint_whitespace:
+        most = limits.constraint_whitespace
+        raise InvalidRequest(f"{kind}: the pattern of white space may have {most} characters", param=kind)
+    if constraint.whitespace not in SPACINGS and not _WHITESPACE.fullmatch(constraint.whitespace):
+        raise InvalidRequest(
+            f"{kind}: the pattern of white space may consist of spaces, \\n, \\r, \\t, \\s, groups, classes, | and "
+            "repetitions: JSON allows no other white space",
+            param=kind,
+        )
 
 
 def parse(constraint: Constraint) -> Any:

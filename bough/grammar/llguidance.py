@@ -236,7 +236,9 @@ class LLGuidance:
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:
-    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+    # The library takes \s for Unicode's white space, and JSON has four of them.
+    pattern = whitespace.replace(r"\s", r"[ \t\n\r]")
+    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
 def _lark_of_choice(choices: list[str]) -> str:

@@ -40,7 +40,8 @@ class Compiler(Protocol):
 
     backend: Backend
 
-    def start(self, constraint: Constraint) -> Ticket: ...
+    def start(self, constraint: Constraint, tenant: str = "") -> Ticket: ...
+    def drop(self, ticket: Ticket) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -85,7 +86,7 @@ class Constraints:
         if request.constraint is not None:
             if self._compiler is None:
                 raise InvalidRequest("this engine cannot constrain its answers", param=request.constraint.kind)
-            req.guide.ticket = self._compiler.start(request.constraint)
+            req.guide.ticket = self._compiler.start(request.constraint, request.namespace.tenant)
             self._compiling[req.order] = req
         self._look(req)
 
@@ -98,6 +99,9 @@ class Constraints:
 
     def cancel(self, req: Req) -> None:
         self._compiling.pop(req.order, None)
+        if self._compiler is not None and req.guide is not None and req.guide.ticket is not None:
+            self._compiler.drop(req.guide.ticket)
+            req.guide.ticket = None
 
     def settle(self) -> list[tuple[Req, Exception]]:
         """Take in the compiles that are over; returns those that failed, with the reason."""

@@ -29,8 +29,8 @@ logger = logging.getLogger("bough.server")
 
 JSON = b"application/json"
 LARGE_BODY_BYTES = 1 << 16
-"""Larger bodies, which take a millisecond and more to parse, are taken one at a time: between two of them, what has come
-for others is dealt with."""
+"""Larger bodies, which take a millisecond and more to parse, are taken one at a time; between two of them, what has
+come for others is dealt with."""
 LOGGED_BYTES = 1 << 16
 """How much of a body is logged where bodies are."""
 

@@ -71,6 +71,12 @@ BOMBS: dict[str, Callable[[int], Fields]] = {
     "many bounds": lambda i: schema({"properties": {
         f"o{k}": {"properties": {f"p{i}{n}": {"type": "integer", "minimum": n} for n in range(900)}} for k in range(4)
     }}),
+    "long white space": lambda i: {"structured_outputs": {
+        "json": {"title": str(i), "type": "array"}, "whitespace_pattern": "|".join(" " * n for n in range(1, 1_000))
+    }},
+    "much white space": lambda i: {"structured_outputs": {
+        "json": {"title": str(i), "type": "array"}, "whitespace_pattern": r"((\s{1,999}){1,999}){1,999}"
+    }},
     "deep nesting": lambda i: schema({"title": str(i), "items": deep(30)}),
     "references in a circle": lambda i: schema(
         {"title": str(i), "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
