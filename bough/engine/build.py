@@ -34,6 +34,7 @@ from bough.engine.text import PROMPT_TAIL, load_text
 from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
+from bough.grammar.tags import Tags
 from bough.kv.manager import KVManager, WindowSize
 from bough.scheduler.loop import Scheduler
 from bough.text.detokenizer import IncrementalDetokenizer
@@ -60,7 +61,8 @@ class Grammar:
 
         make = BACKENDS.get(config.schedule.grammar_backend)
         self._backend = LazyBackend(self._threads.submit(make, vocabulary))
-        self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, GRAMMAR_THREADS)
+        tags = Tags(vocabulary.token_bytes, vocabulary.n_tokens, self._threads.submit)
+        self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, GRAMMAR_THREADS, tags)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

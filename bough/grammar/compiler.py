@@ -15,6 +15,7 @@ from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
 from bough.grammar.admission import check_size, check_steps
 from bough.grammar.base import Backend, Template
+from bough.grammar.tags import Tags
 from bough.grammar.threads import in_pauses
 
 REMEMBERED_FAILURES = 1024
@@ -109,10 +110,12 @@ class GrammarCompiler:
         limits: bounds on constraints, and ``grammar_cache_bytes`` of the templates that are kept.
         submit: runs a function in the background.
         threads: so many functions it runs at once.
+        tags: those of the reasoning, in the vocabulary of the backend.
     """
 
-    def __init__(self, backend: Backend, limits: Limits, submit: Submit, threads: int) -> None:
+    def __init__(self, backend: Backend, limits: Limits, submit: Submit, threads: int, tags: Tags) -> None:
         self.backend = backend
+        self.tags = tags
         self._limits = limits
         self._submit = submit
         self._threads = threads

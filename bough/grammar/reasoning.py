@@ -5,33 +5,34 @@ from __future__ import annotations
 from bough.base.constraint import Reasoning
 from bough.base.plan import Ints
 from bough.grammar.base import WORD, Matcher
+from bough.grammar.tags import Tags
 
 
 class ReasoningMatcher:
     """A :class:`bough.grammar.base.Matcher` that lets everything pass until the end tag, then asks ``inner``.
 
-    While it reasons, the end of the sequence is forbidden if a constrained part has to follow, and once the budget
-    is spent the tag is forced, from wherever in it the text is just then. Where the reasoning has a tag to begin with,
-    an answer that does not begin with it is ``inner``'s from its first token. A tag of several tokens that has begun
-    beside ``inner`` has to go on, so it may begin only with a token that ``inner`` does not allow.
+    While it reasons, the end of the sequence is forbidden if a constrained part has to follow, and so are tokens that
+    would reach into that part; white space is none of it. Once the budget is spent the tag is forced, from wherever in
+    it the text is just then. Where the reasoning has a tag to begin with, an answer that does not begin with it is
+    ``inner``'s from its first token. A tag of several tokens that has begun beside ``inner`` has to go on, so it may
+    begin only with a token that ``inner`` does not allow.
     """
 
-    def __init__(self, reasoning: Reasoning, eos_ids: tuple[int, ...], inner: Matcher | None) -> None:
+    def __init__(self, reasoning: Reasoning, tags: Tags, eos_ids: tuple[int, ...], inner: Matcher | None) -> None:
         self.inner = inner
-        self._begin = reasoning.begin
+        self._begin = tags(reasoning.begin) if reasoning.begin else None
         self._opened: int | None = 0 if reasoning.begin else None
-        """Tokens of the opening tag that have come; None when that is settled."""
-        self._end = reasoning.end
+        """Bytes of the opening tag that have come; None when that is settled."""
+        self._end = tags(reasoning.end)
         self._budget = reasoning.budget
         self._eos_ids = eos_ids if inner is not None else ()
-        self._fallback = _fallback(reasoning.end)
         self._matched = 0
         self._tokens = 0
 
     @property
     def inside(self) -> bool:
         """It still reasons, or has to: its tag has begun."""
-        return self._begun or self._opened is None and self._matched < len(self._end)
+        return self._begun or self._opened is None and self._matched < len(self._end.text)
 
     @property
     def _begun(self) -> bool:
@@ -41,7 +42,7 @@ class ReasoningMatcher:
     @property
     def opening(self) -> int | None:
         """The id that would begin the reasoning now."""
-        return None if self._opened is None else self._begin[self._opened]
+        return None if self._begin is None or self._opened is None else self._begin.rest(self._opened)[0]
 
     @property
     def _spent(self) -> bool:
@@ -59,31 +60,40 @@ class ReasoningMatcher:
 
     def accept(self, token: int) -> bool:
         if self._opened is not None:
-            several = self._opened == 0 and len(self._begin) > 1
-            taken = several and self.inner is not None and self.inner.accept(token)
-            if token == self.opening and not taken:
-                self._opened = self._opened + 1 if self._opened + 1 < len(self._begin) else None
-                return True
-            if self._begun:
-                return False
-            self._opened, self._matched = None, len(self._end)
-            if taken:
-                return True
+            return self._accept_opening(token)
         if not self.inside:
             return self.inner is None or self.inner.accept(token)
-        if token in self._eos_ids:
+        if token in self._eos_ids or (self.inner is not None and token in self._end.late(self._matched)):
             return False
         self._tokens += 1
-        while self._matched and self._end[self._matched] != token:
-            self._matched = self._fallback[self._matched - 1]
-        self._matched += self._end[self._matched] == token
+        self._matched, _ = self._end.move(self._matched, self._end.token_bytes(token))
         return True
+
+    def _accept_opening(self, token: int) -> bool:
+        """Of the first tokens, while they may be the tag that begins the reasoning."""
+        assert self._begin is not None and self._opened is not None
+        several = not self._opened and len(self._begin.ids) > 1
+        taken = several and self.inner is not None and self.inner.accept(token)
+        if self.inner is None or (token == self.opening and not taken):
+            opened, behind = self._begin.open(self._opened, token)
+            if opened == len(self._begin.text):
+                self._opened = None
+                self._matched, _ = self._end.move(0, behind)
+                return True
+            if opened:
+                self._opened = opened
+                return True
+        if self._begun:
+            return False
+        self._opened, self._matched = None, len(self._end.text)
+        return taken or self.inner is None or self.inner.accept(token)
 
     def forced(self, most: int) -> list[int]:
         if self._begun:
-            return list(self._begin[self._opened :][:most])
+            assert self._begin is not None and self._opened is not None
+            return list(self._begin.rest(self._opened)[:most])
         if self.inside:
-            return list(self._end[self._matched :][:most]) if self._spent else []
+            return list(self._end.rest(self._matched)[:most]) if self._spent else []
         return [] if self.inner is None or self._opened is not None else self.inner.forced(most)
 
     def error(self) -> str | None:
@@ -97,7 +107,8 @@ class ReasoningMatcher:
         bits[:] = -1
         if vocab_size % WORD:
             bits[-1] = (1 << vocab_size % WORD) - 1
-        for token in self._eos_ids:
+        barred = () if self.inner is None else self._end.late(self._matched)
+        for token in (*self._eos_ids, *barred):
             bits.view("u4")[token // WORD] &= ~(1 << token % WORD) & 0xFFFFFFFF
 
 
@@ -110,14 +121,3 @@ def write_only(bits: Ints, token: int) -> None:
 def allow(bits: Ints, token: int) -> None:
     """Let ``token`` pass too, in the mask ``bits`` [ceil(V / 32)]."""
     bits.view("u4")[token // WORD] |= 1 << token % WORD
-
-
-def _fallback(tag: tuple[int, ...]) -> list[int]:
-    """For each prefix of ``tag``, the length of its longest proper border (Knuth, Morris, Pratt 1977)."""
-    borders = [0]
-    for token in tag[1:]:
-        k = borders[-1]
-        while k and tag[k] != token:
-            k = borders[k - 1]
-        borders.append(k + (tag[k] == token))
-    return borders

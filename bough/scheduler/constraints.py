@@ -15,6 +15,7 @@ from bough.base.plan import Bools, Ints, Masks
 from bough.grammar.base import WORD, Backend, Matcher
 from bough.grammar.compiler import Ticket
 from bough.grammar.reasoning import ReasoningMatcher, allow, write_only
+from bough.grammar.tags import Tags
 from bough.scheduler.gates import GateState
 from bough.scheduler.guide import Guide
 from bough.scheduler.planner import Flight
@@ -39,6 +40,7 @@ class Compiler(Protocol):
     """What :class:`bough.grammar.compiler.GrammarCompiler` is to the scheduler."""
 
     backend: Backend
+    tags: Tags
 
     def start(self, constraint: Constraint, tenant: str = "") -> Ticket: ...
     def drop(self, ticket: Ticket) -> None: ...
@@ -83,9 +85,10 @@ class Constraints:
         params = request.params
         # What a sampler's rule forbids must not be forced.
         req.guide = Guide(jumps=self._jump and not params.allowed_token_ids and not params.bad_words)
+        if self._compiler is None:
+            param = "reasoning" if request.constraint is None else request.constraint.kind
+            raise InvalidRequest("this engine cannot constrain its answers", param=param)
         if request.constraint is not None:
-            if self._compiler is None:
-                raise InvalidRequest("this engine cannot constrain its answers", param=request.constraint.kind)
             req.guide.ticket = self._compiler.start(request.constraint, request.namespace.tenant)
             self._compiling[req.order] = req
         self._look(req)
@@ -124,13 +127,16 @@ class Constraints:
         if guide is None or guide.matcher is not None:
             return
         matcher: Matcher | None = None
+        reasoning, compiler = req.request.reasoning, self._compiler
+        assert compiler is not None
         if guide.ticket is not None:
+            ready = reasoning is None or compiler.tags(reasoning.end).ready
             template = guide.ticket.poll()
-            if template is None:
+            if template is None or not ready:
                 return
             matcher, guide.warnings, guide.ticket = template.matcher(), template.warnings, None
-        if req.request.reasoning is not None:
-            matcher = ReasoningMatcher(req.request.reasoning, self._eos_ids, matcher)
+        if reasoning is not None:
+            matcher = ReasoningMatcher(reasoning, compiler.tags, self._eos_ids, matcher)
         self.cancel(req)
         self._begin(req, guide, matcher)
 

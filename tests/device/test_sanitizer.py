@@ -26,7 +26,15 @@ import pytest
 sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
 """
 
-TESTS = ("test_packed.py", "test_ops.py", "test_attention.py")
+TESTS = (
+    "test_packed.py",
+    "test_ops.py",
+    "test_attention.py",
+    "test_quantise.py",
+    "test_sampling.py",
+    "test_experts.py",
+    "test_lora.py",
+)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from bough.base.limits import DEFAULT_LIMITS, Limits
 from bough.grammar.admission import check_constraint
 from bough.grammar.base import Template
 from bough.grammar.compiler import GrammarCompiler
-from tests.sim.grammar import FakeBackend, constraint
+from tests.sim.grammar import FakeBackend, constraint, tags
 
 WIDE = {"properties": dict.fromkeys(map(str, range(2000)), {})}
 
@@ -42,7 +42,7 @@ class Jobs(list[Job]):
 
 def made(limits: Limits = DEFAULT_LIMITS, threads: int = 2) -> tuple[GrammarCompiler, Jobs]:
     jobs = Jobs()
-    return GrammarCompiler(FakeBackend(), limits, jobs.submit, threads), jobs
+    return GrammarCompiler(FakeBackend(), limits, jobs.submit, threads, tags()), jobs
 
 
 def test_those_who_come_together_share_one_compile() -> None:

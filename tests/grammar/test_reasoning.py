@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bough.base.constraint import Reasoning
 from bough.grammar.reasoning import ReasoningMatcher, allow, write_only
 from bough.sim.device import allowed_ids
-from tests.sim.grammar import FakeMatcher
+from tests.sim.grammar import FakeMatcher, tags
 from tests.sim.oracle import Automaton
 
 VOCAB, EOS = 97, (0, 3)
@@ -28,7 +28,7 @@ def mask(matcher: ReasoningMatcher) -> list[int]:
 )  # fmt: skip
 def test_the_tag_is_found_wherever_it_ends(tag: list[int], said: list[int], budget: int | None) -> None:
     inner = FakeMatcher(Automaton(1), -1)
-    matcher = ReasoningMatcher(Reasoning(end=tuple(tag), budget=budget), EOS, inner)
+    matcher = ReasoningMatcher(Reasoning(end=tuple(tag), budget=budget), tags(), EOS, inner)
     for n in range(len(said) + 1):
         text = said[:n]
         assert matcher.inside == (text[len(text) - len(tag) :] != tag or n < len(tag))
@@ -45,7 +45,7 @@ def test_the_tag_is_found_wherever_it_ends(tag: list[int], said: list[int], budg
 
 
 def test_without_a_constraint_only_the_tag_is_ever_forced() -> None:
-    matcher = ReasoningMatcher(Reasoning(end=(7, 8), budget=1), EOS, None)
+    matcher = ReasoningMatcher(Reasoning(end=(7, 8), budget=1), tags(), EOS, None)
     assert matcher.free and matcher.accept(EOS[1])
     assert not matcher.free and matcher.forced(1) == [7] and matcher.forced(5) == [7, 8]
     assert matcher.accept(7) and matcher.accept(8)
@@ -65,8 +65,8 @@ def test_a_mask_of_one(token: int) -> None:
 )  # fmt: skip
 def test_reasoning_that_may_begin(begin: list[int], said: list[int], budget: int | None) -> None:
     end = (8, 9)
-    twin = ReasoningMatcher(Reasoning(end=end, budget=budget), EOS, None)
-    matcher = ReasoningMatcher(Reasoning(end=end, budget=budget, begin=tuple(begin)), EOS, None)
+    twin = ReasoningMatcher(Reasoning(end=end, budget=budget), tags(), EOS, None)
+    matcher = ReasoningMatcher(Reasoning(end=end, budget=budget, begin=tuple(begin)), tags(), EOS, None)
     for n in range(len(said) + 1):
         text = said[:n]
         if text == begin[:n] and n < len(begin):
@@ -87,10 +87,10 @@ def test_what_does_not_begin_with_the_tag_is_the_constraints() -> None:
     inner, other = FakeMatcher(Automaton(1), -1), FakeMatcher(Automaton(1), -1)
     first = next(token for token in other.allowed if token not in (9, *EOS))
     assert other.accept(first)
-    matcher = ReasoningMatcher(reasoning, EOS, inner)
+    matcher = ReasoningMatcher(reasoning, tags(), EOS, inner)
     assert matcher.forced(5) == [] and not matcher.ended and not matcher.free
     assert matcher.accept(first) and not matcher.inside and matcher.forced(5) == other.forced(5)
-    thinking = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    thinking = ReasoningMatcher(reasoning, tags(), EOS, FakeMatcher(Automaton(1), -1))
     assert thinking.accept(9) and thinking.inside and thinking.accept(30) and thinking.forced(3) == []
     assert thinking.accept(30) and thinking.forced(3) == [7]
     bits = np.zeros(4, np.int32)
@@ -103,7 +103,7 @@ def test_a_tag_of_several_tokens_beside_a_constraint_has_to_go_on() -> None:
     allowed = [token for token in FakeMatcher(Automaton(1), -1).allowed if token not in EOS]
     barred = next(token for token in range(VOCAB) if token not in (*allowed, *EOS))
     reasoning = Reasoning(end=(7,), budget=1, begin=(barred, 8, 9))
-    matcher = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    matcher = ReasoningMatcher(reasoning, tags(), EOS, FakeMatcher(Automaton(1), -1))
     assert matcher.opening == barred and matcher.accept(barred)
     for n, token in enumerate((8, 9)):
         assert matcher.inside and not matcher.free and not matcher.ended
@@ -114,5 +114,5 @@ def test_a_tag_of_several_tokens_beside_a_constraint_has_to_go_on() -> None:
     twin = FakeMatcher(Automaton(1), -1)
     assert twin.accept(allowed[0])
     reasoning = Reasoning(end=(7,), budget=1, begin=(allowed[0], 8))
-    matcher = ReasoningMatcher(reasoning, EOS, FakeMatcher(Automaton(1), -1))
+    matcher = ReasoningMatcher(reasoning, tags(), EOS, FakeMatcher(Automaton(1), -1))
     assert matcher.accept(allowed[0]) and not matcher.inside and matcher.forced(5) == twin.forced(5)

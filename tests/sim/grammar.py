@@ -16,8 +16,9 @@ from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.plan import Ints
 from bough.grammar.base import Matcher
+from bough.grammar.tags import Tags
 
-from .oracle import EOS, Automaton
+from .oracle import EOS, VOCAB, Automaton
 
 
 def constraint(automaton: int, delay: int = 0, fails: bool = False, breaks: int = -1) -> Constraint:
@@ -97,6 +98,24 @@ class FakeBackend:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """A scan of the vocabulary that is over."""
+
+    found: list[int]
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> list[int]:
+        return self.found
+
+
+def tags() -> Tags:
+    """Those of a vocabulary in which an id is a byte."""
+    return Tags(lambda token: bytes([token]), VOCAB, lambda work: Scanned(work()))
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from bough.text.stop import StopMatcher
 from .adapters import BROKEN, FakeAdapters
 from .ahead import Ahead, as_message
 from .fairness import Fairness
-from .grammar import Background, FakeBackend
+from .grammar import Background, FakeBackend, tags
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
 from .pipeline import Pipeline, Violation, require
@@ -152,7 +152,7 @@ class Simulation:
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
             compiler=GrammarCompiler(
-                FakeBackend(), limits, self.background.submit, settings.max_running + len(script.events)
+                FakeBackend(), limits, self.background.submit, settings.max_running + len(script.events), tags()
             ),
             adapters=self.pipeline.adapters,
         )
