@@ -381,8 +381,8 @@ def _is_rule(rule: Any) -> bool:
 
 def _bounds(form: Format) -> str:
     least, most = form.get("min"), form.get("max")
-    if not isinstance(least, int) or not isinstance(most, int) or least < 0 or (most != -1 and most < least):
-        raise refused("repeat needs 0 <= min <= max, or a max of -1")
+    if not isinstance(least, int) or not isinstance(most, int) or least < 0 or (most != -1 and most < max(least, 1)):
+        raise refused("repeat needs 0 <= min <= max and a max of at least 1, or of -1")
     return f"{{{least},{'' if most == -1 else most}}}"
 
 

@@ -120,6 +120,7 @@ class Work(Response, Generic[T]):
                 await self._answer(call, decode_body(self.decoder, body, service.limits), receive, exchange)
         except ClientGone:
             service.metrics.disconnected.inc()
+            state["gone"] = True
         except BoughError as error:
             await exchange.fail(_as_seen(error, service))
         except Exception:

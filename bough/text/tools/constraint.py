@@ -73,7 +73,8 @@ class CallGrammar:
         if otherwise is not None:
             schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
             bare = self._either(tools, schema)
-            start = f"({start} | {embedded(schema)})" if bare is None else bare
+            answer = " ".join([*self._literal(self._family.answers), embedded(schema)])
+            start = f"({start} | {answer})" if bare is None else bare
         return self._grammar(start, thinking)
 
     def tags(
