@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import gc
 import itertools
 import json
@@ -214,3 +216,21 @@ def test_nobody_waits_for_a_bomb(served: Server, serials: Iterator[int], tmp_pat
         assert seconds < ANSWER_SECONDS
     assert served.children["engine"] == engine
     assert statistics.median(more) <= MOST_SECONDS, more
+
+
+@pytest.mark.slow
+def test_compiles_whose_clients_are_gone_are_in_nobodys_way(served: Server, serials: Iterator[int]) -> None:
+    """Each takes a tenth of a second or more: begun all, they would keep the threads busy for long."""
+
+    def give_up(fields: Fields) -> None:
+        with contextlib.suppress(httpx.TimeoutException):
+            served.post("/v1/completions", {"prompt": "the", "max_tokens": 12, **fields}, timeout=1.0)
+
+    bombs = [BOMBS["any of many more objects"](next(serials)) for _ in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(len(bombs)) as threads:
+        list(threads.map(give_up, bombs))
+    start = time.perf_counter()
+    answer = served.post("/v1/completions", {"prompt": "the", "max_tokens": 12, **schema({"type": "integer"})})
+    seconds = time.perf_counter() - start
+    print(f"a small schema behind {len(bombs)} that were given up: {seconds:.2f} s")
+    assert answer.status_code == 200 and seconds < ANSWER_SECONDS
