@@ -168,7 +168,9 @@ class _Writer:
         if isinstance(schema, bool):
             schema = {} if schema else {"not": {}}
         in_pauses(exact_steps(schema))
-        return [_Item(f"%json {json.dumps({**schema, 'x-guidance': self._options}, ensure_ascii=False)}")]
+        own = schema.get("x-guidance")
+        options = {**(own if isinstance(own, dict) else {}), **self._options}
+        return [_Item(f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}")]
 
     def _grammar(self, form: Format, stops: tuple[str, ...]) -> Items:
         name = f"side_{len(self._sides)}"

@@ -16,7 +16,7 @@ from bough.server.schema import ChatRequest, TokenizeRequest
 from bough.text.formats import AnswerFormat
 from bough.text.reasoning.families import ReasoningFormat
 from bough.text.tokenizer import Tokenizer
-from bough.text.tools.constraint import CallGrammar
+from bough.text.tools.constraint import LENIENT, CallGrammar
 
 _NAME = re.compile(r"[\w./-]{1,128}")
 _CALL_RULE = re.compile(r"rule (?:call|part)_(\d+): (?:failed to compile JSON schema: )?(.*)")
@@ -35,7 +35,8 @@ class ToolUse:
         shown: for the chat template; None for none.
         schemas: of the arguments of those that may be called, by name.
         mode: whether the model must not, may or must call one.
-        strict: arguments keep to their schemas wherever a tool is called.
+        strict: the names of those whose arguments keep to all of their schemas wherever they are called. What the
+            arguments of others must look like is enforced beside them, as far as it can be.
         parallel: an answer may have several calls.
         legacy: the request speaks of functions, so the answer does.
     """
@@ -43,7 +44,7 @@ class ToolUse:
     shown: list[dict[str, Any]] | None = None
     schemas: Mapping[str, Mapping[str, Any]] | None = None
     mode: Literal["none", "auto", "required"] = "none"
-    strict: bool = False
+    strict: frozenset[str] = frozenset()
     parallel: bool = True
     legacy: bool = False
 
@@ -63,11 +64,16 @@ class ToolUse:
             return asked
         special = {token: tokenizer.token_id(token) for token in tokenizer.special_tokens}
         grammar = CallGrammar(form.tools, {token: i for token, i in special.items() if i is not None})
+        schemas = {name: self._enforced(name, schema) for name, schema in self.schemas.items()}
         if self.mode == "required":
-            return grammar.constraint(self.schemas, parallel=self.parallel, thinking=thinking)
+            return grammar.constraint(schemas, parallel=self.parallel, thinking=thinking)
         if either:
-            return grammar.constraint(self.schemas, parallel=self.parallel, thinking=thinking, otherwise=asked)
-        return asked or grammar.tags(self.schemas, parallel=self.parallel, thinking=thinking)
+            return grammar.constraint(schemas, parallel=self.parallel, thinking=thinking, otherwise=asked)
+        return asked or grammar.tags(schemas, parallel=self.parallel, thinking=thinking)
+
+    def _enforced(self, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        own = {word: value for word, value in schema.items() if word not in LENIENT}
+        return own if name in self.strict else own | LENIENT
 
     @contextmanager
     def own_names(self, otherwise: str | None) -> Iterator[None]:
@@ -115,8 +121,8 @@ def tool_use(body: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse:
     parallel = not legacy and not (isinstance(body, ChatRequest) and body.parallel_tool_calls is False)
     # A single named function is called once.
     parallel = parallel and not (isinstance(choice, dict) and choice.get("type") == "function")
-    strict = any(tool["function"].get("strict") for tool in tools or () if tool["function"]["name"] in callable_)
-    return ToolUse(tools, callable_, mode, strict, parallel, legacy)
+    strict = {tool["function"]["name"] for tool in tools or () if tool["function"].get("strict")}
+    return ToolUse(tools, callable_, mode, strict & callable_.keys(), parallel, legacy)
 
 
 def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping[str, Any]]:
@@ -140,6 +146,12 @@ def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping
         if parameters is not None and not isinstance(parameters, dict):
             raise InvalidRequest(
                 f"{at}.function.parameters must be a JSON Schema of an object", param=f"{at}.function.parameters"
+            )
+        kinds = (parameters or {}).get("type", "object")
+        if kinds != "object" and kinds != ["object"]:
+            raise InvalidRequest(
+                f"{at}.function.parameters must be of an object, not of type {kinds!r}"[:512],
+                param=f"{at}.function.parameters",
             )
         if wrong := _wrong_schema(parameters):
             raise InvalidRequest(

@@ -32,6 +32,10 @@ Schema = Mapping[str, Any]
 
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_GUIDANCE = "x-guidance"
+"""Where llguidance looks for its options in a schema."""
+LENIENT = {_GUIDANCE: {"coerce_one_of": True, "lenient": True}}
+"""What is added to the parameters of a tool that is not strict: keywords that cannot be enforced are left out."""
 _LINE_ENDS = re.compile(r"^(\n+)")
 _ANY = "/(?s:.*)/"
 _TERMINALS = (f"TEXT: {_ANY}", r"BYTES: ~/[^\s\S]/")
@@ -72,6 +76,8 @@ class CallGrammar:
         start = self._calls(tools, parallel)
         if otherwise is not None:
             schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
+            if not otherwise.strict and isinstance(schema, dict):
+                schema |= LENIENT
             bare = self._either(tools, schema)
             answer = " ".join([*self._literal(self._family.answers), embedded(schema)])
             start = f"({start} | {answer})" if bare is None else bare
@@ -177,7 +183,8 @@ class CallGrammar:
             }
             for name, arguments in tools.items()
         ]
-        return embedded({"anyOf": [*calls, schema]})
+        lenient = all(isinstance(each, Mapping) and _is_lenient(each) for each in (schema, *tools.values()))
+        return embedded({"anyOf": [*calls, schema]} | (LENIENT if lenient else {}))
 
     def _sections(self, parallel: bool) -> str:
         form = self._form
@@ -226,11 +233,19 @@ class CallGrammar:
             head = self._literal(f"{part.before}{key}{part.between}")
             value = text_value(schema, key)
             if value.is_text:
-                tail = self._written(part.after, forms(spec, schema), value, schema)
+                tail = self._text_parameter(part.after, spec, value, schema)
             else:
                 tail = [embedded(_with_references(spec, schema)), *self._literal(part.after)]
             items.append(_optional([*head, *tail], required))
         return items
+
+    def _text_parameter(self, end: str, spec: Any, value: TextValue, schema: Schema) -> list[str]:
+        try:
+            return self._written(end, forms(spec, schema), value, schema)
+        except Unwritable:
+            if not _is_lenient(schema):
+                raise
+            return self._until(end)
 
     def _written(self, end: str, found: Forms, value: TextValue, schema: Schema) -> list[str]:
         """A value without quotes that is one of ``found``, and ``end``."""
@@ -289,7 +304,13 @@ class CallGrammar:
             return [embedded(_with_references(spec, schema))]
         if not text_value({"properties": {"": spec}, **references(schema)}, "").is_text:
             return [embedded(_with_references(spec, schema), _COMPACT)]
-        found, quote = forms(spec, schema), notation.quotes[0]
+        quote = notation.quotes[0]
+        try:
+            found = forms(spec, schema)
+        except Unwritable:
+            if not _is_lenient(schema):
+                raise
+            return [*self._literal(quote), *self._until(quote)]
         ways = [embedded(_with_references(each, schema), _COMPACT) for each in found.others]
         if () in found.patterns:
             ways.append(" ".join([*self._literal(quote), *self._until(quote)]))
@@ -343,7 +364,7 @@ def _envelope_head(name: str, key: str) -> str:
 def embedded(schema: Any, spacing: Mapping[str, Any] = _SPACING) -> str:
     """A JSON Schema within a grammar."""
     if isinstance(schema, Mapping):
-        schema = {**schema, "x-guidance": spacing}
+        schema = {**schema, _GUIDANCE: {**(LENIENT[_GUIDANCE] if _is_lenient(schema) else {}), **spacing}}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
@@ -356,7 +377,13 @@ def properties(schema: Schema) -> list[tuple[str, Any, bool]]:
 
 
 def _with_references(spec: Any, schema: Schema) -> Any:
-    return {**spec, **references(schema)} if isinstance(spec, Mapping) else spec
+    """``spec`` of the whole ``schema`` by itself."""
+    more = references(schema) | (LENIENT if _is_lenient(schema) else {})
+    return {**spec, **more} if isinstance(spec, Mapping) else spec
+
+
+def _is_lenient(schema: Schema) -> bool:
+    return schema.get(_GUIDANCE) == LENIENT[_GUIDANCE]
 
 
 def _optional(items: Sequence[str], required: bool) -> str:
