@@ -169,13 +169,12 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
             param="program.after",
         )
     options = openai_options(service, call.engine, body, lengths, rids[0], program, await _lease(call, body, ids))
-    asked, field_asked = options.constraint, field_of(body)
+    asked = options.constraint
     if use.mode == "required" and asked is not None and asked.kind not in ("json_schema", "json_object"):
-        raise InvalidRequest(
-            f"{field_asked} and a tool_choice that requires a call exclude each other", param=field_asked
-        )
+        name = field_of(body)
+        raise InvalidRequest(f"{name} and a tool_choice that requires a call exclude each other", param=name)
     options = shape.options(options)
-    own = own_names(body) if options.constraint is asked else use.own_names(field_asked)
+    own = own_names(body) if options.constraint is asked else use.own_names(field_of(body))
     service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
     prompt_text = call.engine.tokenizer.decode(ids, skip_special=False) if body.return_prompt_text else UNSET
     envelope = Response(
