@@ -63,7 +63,11 @@ class AdapterLoader:
 
         def read() -> Read:
             folder = self._inside(name, path)
-            return read_adapter(folder), _digest(folder)
+            version = _digest(folder)
+            modules = read_adapter(folder)
+            if _digest(folder) != version:
+                raise InvalidRequest(f"adapter {name!r} changed while it was read; load it again", param="lora_path")
+            return modules, version
 
         return Loading(self._thread.submit(read), partial(self._install, place))
 

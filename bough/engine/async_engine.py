@@ -120,6 +120,14 @@ class AsyncEngine:
     def _encode(self, text: str, add_special: bool) -> list[int]:
         return self._texts.encode(text, add_special=add_special, owner=self._tenant)
 
+    async def tokenize_cut(self, text: str, most: int, left: bool = False, add_special: bool = True) -> list[int]:
+        """See :meth:`bough.text.tokenizer.Tokenizer.encode_cut`."""
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode_cut(text, most, left=left, add_special=add_special)
+
+        return encode() if len(text) < LONG_TEXT else await self._in_thread(encode)
+
     async def tokenize_pair(
         self, first: str, second: str, most: int | None = None, add_special: bool = True
     ) -> list[int]:

@@ -16,7 +16,9 @@ from bough.models.mistral import Mistral
 class Mixtral(Mistral):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 131072,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -14,7 +14,7 @@ from bough.base.errors import InvalidRequest
 from bough.base.messages import Namespace
 from bough.base.params import PoolingParams
 from bough.engine.generation import Embedding, GenerateOptions
-from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
+from bough.server.options import PromptIds, encode_prompts, request_rids, salt_of, timeout_of
 from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
 from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
@@ -62,7 +62,7 @@ async def vectors(
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param)
-    ids = [_truncated(prompt.ids, body, service.hello.model.context_length) for prompt in encoded]
+    ids = [await _truncated(call, body, prompt) for prompt in encoded]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
@@ -87,11 +87,14 @@ def longest(body: PoolingRequest, context_length: int) -> int | None:
     return length
 
 
-def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> list[int]:
-    length = longest(body, context_length)
-    if length is None:
-        return ids
-    return ids[-length:] if body.truncation_side == "left" else ids[:length]
+async def _truncated(call: Call, body: PoolingRequest, prompt: PromptIds) -> list[int]:
+    """Of texts the model's frame, which a vector may be made of, is not cut."""
+    length, left = longest(body, call.service.hello.model.context_length), body.truncation_side == "left"
+    if length is None or len(prompt.ids) <= length:
+        return prompt.ids
+    if prompt.text is not None:
+        return await call.engine.tokenize_cut(prompt.text, length, left, body.add_special_tokens is not False)
+    return prompt.ids[-length:] if left else prompt.ids[:length]
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:
