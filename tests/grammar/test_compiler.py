@@ -17,7 +17,7 @@ from bough.grammar.base import Template
 from bough.grammar.compiler import GrammarCompiler
 from tests.sim.grammar import FakeBackend, constraint, tags
 
-WIDE = {"properties": dict.fromkeys(map(str, range(2000)), {})}
+WIDE: dict[str, dict[str, dict[str, str]]] = {"properties": dict.fromkeys(map(str, range(2000)), {})}
 
 
 @dataclass
