@@ -31,7 +31,10 @@ class Mixtral(Mistral):
         c, reader = self.c, self.config
         n_experts = reader.size("num_local_experts", 8)
         routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 2), normalise=True)
-        prefix = prefix.removesuffix("mlp") + "block_sparse_moe"
-        router = Router(self.context, f"{prefix}.gate", c.hidden_size, routing)
+        at = prefix.removesuffix("mlp") + "block_sparse_moe"
+        if self.context.adapters is not None:
+            # As transformers 5 calls it, and so adapters that are made with it; its checkpoints have the old name.
+            self.context.adapters.alias(at, prefix)
+        router = Router(self.context, f"{at}.gate", c.hidden_size, routing)
         sizes = c.hidden_size, c.intermediate_size
-        return SparseMoE(router, read_experts(self.context, f"{prefix}.experts", n_experts, ("w1", "w3", "w2"), *sizes))
+        return SparseMoE(router, read_experts(self.context, f"{at}.experts", n_experts, ("w1", "w3", "w2"), *sizes))
