@@ -191,9 +191,7 @@ async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line |
         yield call
     except BaseException as error:
         call.error = f"{type(error).__name__}: {error}"
-        call.generated_tokens += call.under_way
-        call.wasted_tokens += call.under_way
-        ex.program.spend(call.under_way)
+        ex.program.spend(call.waste())
         raise
     finally:
         call.seconds = time.perf_counter() - began
@@ -209,6 +207,7 @@ async def repeated(ex: StreamExecutor, call: Call, attempt: Callable[[], Awaitab
                 return await attempt()
         except Exception as error:
             await _pause(ex, i, error)
+            ex.program.spend(call.waste())
     raise AssertionError("unreachable")
 
 

@@ -80,10 +80,17 @@ class Call:
         self.generated_tokens += generated
         return generated
 
+    def waste(self) -> int:
+        """What was followed came to nothing; the number of tokens that it generated."""
+        generated = self.settle()
+        self.wasted_tokens += generated
+        return generated
+
     def count(self, meta: dict[str, Any] | None) -> int:
         """Add what ``meta``, of one sequence, says was used; the number of generated tokens."""
         meta = meta or {}
         generated = int(meta.get("completion_tokens") or 0)
+        self.under_way = 0
         self.prompt_tokens += int(meta.get("prompt_tokens") or 0)
         self.cached_tokens += int(meta.get("cached_tokens") or 0)
         self.generated_tokens += generated

@@ -130,6 +130,26 @@ def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind:
     backend.shutdown()
 
 
+@sgl.function
+def long_answers(s: Any, n: int) -> None:
+    s += "the cat" + sgl.gen("a", max_tokens=LONG, ignore_eos=True, n=n)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_call_that_is_cancelled_counts_what_the_server_generated(server: Server, n: int) -> None:
+    backend = sgl.RuntimeEndpoint(server.url)
+    before = server.stats()["generated_tokens"]
+    state = long_answers.run(n, backend=backend)
+    wait_for(lambda: server.stats()["generated_tokens"] > before)
+    state.cancel()
+    state.sync()
+    (call,) = state.report().calls
+    assert call.error and call.prompt_tokens > 0
+    assert 0 < call.generated_tokens == call.wasted_tokens < n * LONG
+    assert call.generated_tokens == server.quiet()["generated_tokens"] - before
+    backend.shutdown()
+
+
 def test_tenants_see_their_own_programs(tiny_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)

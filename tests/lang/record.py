@@ -1,4 +1,4 @@
-"""Record what SGLang's own frontend does in the cases of ``programs.py``.
+"""Record what SGLang's own frontend does in the cases of ``programs.py`` and ``quirks.py``.
 
 ``python -m tests.lang.record FOLDER`` needs an unpacked wheel of SGLang in FOLDER; its engine is not imported.
 """
@@ -15,6 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from . import quirks as quirks  # adds its cases to the others
 from .programs import CASES
 from .stub import serving
 
@@ -64,13 +65,15 @@ def observe(sgl: Any, name: str, model_path: str = "stub-model") -> dict[str, An
 
 
 MODELS = ("stub-model", "Qwen/Qwen2-7B-Instruct", "meta-llama/Llama-2-7b-chat")
+EVERYWHERE = ("roles", "default_system", "images", "copied_role", "role_arguments")
+"""Cases that are recorded for every model."""
 
 
 def main() -> None:
     sgl = sglang(sys.argv[1])
     found: dict[str, Any] = {}
     for name in CASES:
-        for model in MODELS if name in ("roles", "default_system", "images") else MODELS[:1]:
+        for model in MODELS if name in EVERYWHERE else MODELS[:1]:
             box: list[Any] = []
             thread = threading.Thread(target=lambda: box.append(observe(sgl, name, model)), daemon=True)  # noqa: B023
             thread.start()

@@ -24,6 +24,10 @@ DIFFERENT: dict[str, tuple[Any, str]] = {
         [" delta epsilon zeta", [[-0.5, 0, " delta"], [-0.5, 1, " epsilon"], [-0.5, 2, " zeta"]], 3],
         LOST,
     ),
+    "group_iteration@stub-model": (
+        [["a", "b", "c"], ["nothing", "Exception", "ProgramStateGroup"]],
+        "the states of a fork can be counted",
+    ),
 }
 """Case -> (our result, why it is not theirs)."""
 

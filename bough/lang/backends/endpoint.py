@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 PREFILL = {"max_new_tokens": 0}
 LEAST = 256
 """Characters that are sent again sooner than they are named."""
+COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens")
+ABORT_SECONDS = 5.0
+"""How long a call that was cancelled waits to be told what it had generated."""
+UNKNOWN_SECONDS = 0.02
+"""A request that the server does not know may be on its way there; so soon is it aborted again."""
 
 
 class RuntimeEndpoint(AsyncBackend):
@@ -122,7 +128,8 @@ class RuntimeEndpoint(AsyncBackend):
         return meta
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self._after(s, "/generate", self._body(s, sampling_params))
+        body = self._body(s, sampling_params)
+        answer = await (self._aborting if self.knows_programs else self._after)(s, "/generate", body)
         if isinstance(answer, list):  # n sequences
             _keep(s, answer[0]["text"], answer[0]["meta_info"])
             return [one["text"] for one in answer], [one["meta_info"] for one in answer]
@@ -207,6 +214,32 @@ class RuntimeEndpoint(AsyncBackend):
             if not _forgotten(s, error):
                 raise
             return await self._http.request("POST", path, body)
+
+    async def _aborting(self, s: StreamExecutor, path: str, body: dict[str, Any]) -> Any:
+        """As :meth:`_after`. When cancelled, aborts the request by its name and counts what it had generated."""
+        body["rid"] = uuid.uuid4().hex
+        work = asyncio.ensure_future(self._after(s, path, body))
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            if not work.cancelling():  # else the event loop is ending
+                await self._abort(s, body["rid"], work)
+            raise
+        finally:
+            work.cancel()
+        return work.result()
+
+    async def _abort(self, s: StreamExecutor, rid: str, work: asyncio.Task[Any]) -> None:
+        """Abort a request, whose answer says what it had generated; wait for that no longer than is sensible."""
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(ABORT_SECONDS):
+                while not work.done():
+                    told = await self._http.request("POST", "/abort_request", {"rid": rid})
+                    await asyncio.wait({work}, timeout=None if told["aborted"] else UNKNOWN_SECONDS)
+            found = work.result()
+            metas = [one["meta_info"] for one in (found if isinstance(found, list) else [found])]
+            if s.current is not None:
+                s.current.follow({name: sum(meta[name] for meta in metas) for name in COUNTED})
 
     def _body(self, s: StreamExecutor, params: SglSamplingParams, *, stream: bool = False) -> dict[str, Any]:
         apply_dtype(params)

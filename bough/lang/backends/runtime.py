@@ -133,8 +133,21 @@ class Runtime:
 
     add_request = async_generate
 
-    def generate(self, prompt: Any, sampling_params: dict[str, Any] | None = None, **fields: Any) -> str:
+    def generate(
+        self,
+        prompt: Any,
+        sampling_params: dict[str, Any] | None = None,
+        return_logprob: bool | list[bool] | None = False,
+        logprob_start_len: int | list[int] | None = None,
+        top_logprobs_num: int | list[int] | None = None,
+        lora_path: Any = None,
+        session_id: str | None = None,
+    ) -> str:
         """The answer of /generate as JSON text."""
+        fields = {
+            "return_logprob": return_logprob, "logprob_start_len": logprob_start_len,
+            "top_logprobs_num": top_logprobs_num, "lora_path": lora_path, "session_id": session_id,
+        }  # fmt: skip
         body = {"text": prompt, "sampling_params": sampling_params or {}}
         body |= {name: value for name, value in fields.items() if value is not None}
         return json.dumps(self.endpoint.request("POST", "/generate", body))
