@@ -99,15 +99,16 @@ def _begin(work: Callable[[], Awaitable[Any]]) -> None:
 
 async def _close_all(loop: asyncio.AbstractEventLoop) -> None:
     """Close what is still open on ``loop``, which runs this, when what is under way is done."""
-    await _settled(loop)
+    await settled(loop)
     for finalizer in _finalizers:
         if (found := finalizer.peek()) is not None and found[2][1] is loop:
             finalizer.detach()
             _begin(found[2][0])
-    await _settled(loop)
+    await settled(loop)
 
 
-async def _settled(loop: asyncio.AbstractEventLoop) -> None:
+async def settled(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait on ``loop`` for what runs in its background: connections that are closed, servers that are told of ends."""
     await asyncio.gather(*(task for task in _working if task.get_loop() is loop), return_exceptions=True)
 
 

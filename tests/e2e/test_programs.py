@@ -11,6 +11,7 @@ import openai
 import pytest
 
 import bough as sgl
+from bough.lang import waiting
 from tests.tiny import make_tiny_model
 
 from .serving import TINY, Server, running, wait_for
@@ -110,6 +111,12 @@ def test_a_program_is_cancelled_as_one(server: Server) -> None:
         http.post("/v1/programs/other/end").raise_for_status()
 
 
+def all_is_told(state: Any) -> None:
+    """Wait until whatever the language says of a program that is over has been said."""
+    state.sync()
+    waiting.wait_for(waiting.settled(waiting.default_loop()), waiting.default_loop())
+
+
 @pytest.mark.parametrize("kind", ["native", "openai"])
 def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind: str) -> None:
     backend: Any = sgl.RuntimeEndpoint(server.url)
@@ -124,8 +131,10 @@ def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind:
 
     with httpx.Client(base_url=server.url, timeout=60) as http:
         ended = sample(http, 'bough_programs_ended_total{policy="program"}')
-        assert isinstance(twice.run(backend=backend)["b"], str)
-        wait_for(lambda: told[0] not in listed(http))
+        state = twice.run(backend=backend)
+        assert isinstance(state["b"], str)
+        all_is_told(state)
+        assert told[0] not in listed(http)
         assert sample(http, 'bough_programs_ended_total{policy="program"}') == ended + 1
     backend.shutdown()
 

@@ -81,8 +81,8 @@ def signatures(sgl: Any, backend: Any) -> Any:
         group: "join __getitem__",
         sgl.RuntimeEndpoint: "__init__ get_model_name get_chat_template cache_prefix flush_cache get_server_info "
                              "start_profile stop_profile shutdown",
-        part(sgl, "runtime").Runtime: "__init__ shutdown cache_prefix get_tokenizer generate async_generate add_request "
-                                      "encode get_server_info",
+        part(sgl, "runtime").Runtime: "__init__ shutdown cache_prefix get_tokenizer generate async_generate "
+                                      "add_request encode get_server_info",
         part(sgl, "openai").OpenAI: "__init__",
     }  # fmt: skip
     for owner, names in of.items():
@@ -406,6 +406,6 @@ def openai_chat(sgl: Any, backend: Any) -> Any:
             s, t, u = (after(program.run(backend=model)) for program in (p, choose, late))
             sent = list(taken)
             v = after(ahead.run(backend=model))  # SGLang sends two bounds of the tokens then, of which OpenAI takes one
-            values = [s["a"], s.messages(), raised(lambda: t["c"]), str(u.error()), v["x"], v["y"], v.text()]
+            values = [s["a"], s.messages(), raised(lambda t=t: t["c"]), str(u.error()), v["x"], v["y"], v.text()]
             found.append([values, model.is_chat_model, sent])
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 import bough as sgl
+from bough.lang.waiting import settled, wait_for
 from tests.e2e.serving import TINY, running
 
 STREAMED = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
@@ -173,6 +173,5 @@ def test_programs_end(engine: sgl.Engine) -> None:
 
     read.run(backend=engine).sync()
     chat.run(backend=engine).sync()
-    control = engine.asynchronous.client.control
-    while asyncio.run_coroutine_threadsafe(control("programs", tenant=""), engine.loop).result(60).programs:
-        pass
+    wait_for(settled(engine.loop), engine.loop)
+    assert wait_for(engine.asynchronous.client.control("programs", tenant=""), engine.loop).programs == []
