@@ -45,8 +45,10 @@ def test_retries() -> None:
     state = again.run(backend=Flaky(*passing))
     assert state["b"] == "ok" and state.report().calls[0].attempts == 3
     for wrong in (BackendError("wrong", 400), RuntimeError("bug")):
+        state = again.run(backend=Flaky(wrong))
+        assert not unset(state)
         with pytest.raises(sgl.ProgramError, match=r"gen\('a'\) at .*test_beyond.py:\d+ in two failed") as caught:
-            again.run(backend=Flaky(wrong))["a"]
+            state["a"]
         assert caught.value.__cause__ is wrong
 
 
