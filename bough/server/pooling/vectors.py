@@ -18,6 +18,7 @@ from bough.server.options import encode_prompts, request_rids, salt_of, timeout_
 from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
 from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
+from bough.text.memory import Bound
 
 Floats = NDArray[np.float32]
 
@@ -61,8 +62,9 @@ async def vectors(
     if len(prompts) > service.limits.batch_prompts:
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
     special = body.add_special_tokens is not False
-    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param)
-    ids = [_truncated(prompt.ids, body, service.hello.model.context_length) for prompt in encoded]
+    bound = bounded(body, service.hello.model.context_length)
+    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param, bound=bound)
+    ids = [prompt.ids for prompt in encoded]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
@@ -87,11 +89,12 @@ def longest(body: PoolingRequest, context_length: int) -> int | None:
     return length
 
 
-def _truncated(ids: list[int], body: PoolingRequest, context_length: int) -> list[int]:
+def bounded(body: PoolingRequest, context_length: int) -> Bound:
+    """What is kept of a text. Raises InvalidRequest."""
     length = longest(body, context_length)
     if length is None:
-        return ids
-    return ids[-length:] if body.truncation_side == "left" else ids[:length]
+        return Bound(context_length)
+    return Bound(length, "end" if body.truncation_side == "left" else "begin")
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:
