@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "results" / "parity.json"
 QUALITY_FIGURES = ROOT / "benchmarks" / "results" / "formats.json"
 
-SAME_FILES = {"mistral": "llama", "gemma3": "gemma3_text"}
+SAME_FILES = {"mistral": "llama", "gemma3": "gemma3_text", "llama4": "llama4_text"}
 """Architectures whose GGUF files load as another one, which computes the same."""
 
 INTRODUCTION = """# Models
@@ -55,11 +55,11 @@ FALLBACK = """## Others
 
 Any other causal language model that `transformers` can build runs through it, with attention and KV of this engine:
 `pip install 'bough[transformers]'`, and the log says that it is slower. That asks for layers whose attention goes
-through transformers' attention interface, with full or sliding windows; whatever else there is is refused with the
-reason. Weights load as `transformers` loads them, so mixtures of experts may be stored in any way that it knows. There
-are no adapters for such models, and code from model folders is never run. `tests/models/test_fallback.py` compares
-fourteen with `transformers`, among them starcoder2, olmo3, gpt_neox, phimoe, jetmoe and glm4_moe.
-[Add your model](add_your_model.md) makes it fast.
+through transformers' attention interface and sees what is before it, all or a window; whatever else there is is refused
+with the reason. Weights load as `transformers` loads them, so mixtures of experts may be stored in any way that it
+knows. There are no adapters for such models, and code from model folders is never run. `tests/models/test_fallback.py`
+compares fourteen with `transformers`, among them starcoder2, olmo3, gpt_neox, phimoe, jetmoe and glm4_moe. [Add your
+model](add_your_model.md) makes it fast.
 """
 
 FORMATS_TEXT = """## Weights
@@ -70,21 +70,23 @@ FORMATS_TEXT = """## Weights
   says: {decoded}. Files of `bert` hold RoBERTa, too. Those of BERT classifiers lack the pooler that scores go
   through, as llama.cpp leaves it out, and are refused.
 - **Quantised folders** (`quantization_config`): {methods}. AWQ with 4 bits; GPTQ with 2, 3, 4 and 8, also with inputs
-  in the order of their importance; compressed-tensors with integers of 4 and 8 bits, by weight, output or group, with
-  zeros or without, with 8-bit floats by weight, output or block, and NVFP4; FP8 (also of fbgemm and Model Optimizer)
-  with scales of weights, outputs and blocks; bitsandbytes with 8 bits, nf4 and fp4. Integers are multiplied as they are
-  where groups of inputs are in order and of 32, 64 or multiples of 128; all else is decoded. Scales for a rounded cache
-  are left alone: `--kv-dtype` has its own. Refused: AWQ in the layout for GEMV, Marlin's layouts, 2:4 sparsity, Model
-  Optimizer's NVFP4, AutoRound, hqq.
+  in the order of their importance; AutoRound in either packing, one number of bits; compressed-tensors with integers of
+  4 and 8 bits, by weight, output or group, with zeros or without, with 8-bit floats by weight, output or block, and
+  NVFP4; FP8 (also of fbgemm and Model Optimizer) with scales of weights, outputs and blocks; bitsandbytes with 8 bits,
+  nf4 and fp4. Integers are multiplied as they are where groups of inputs are in order and of 32, 64 or multiples of
+  128; all else is decoded. Scales for a rounded cache are left alone: `--kv-dtype` has its own. Refused: AWQ in the
+  layout for GEMV, Marlin's layouts, 2:4 sparsity, Model Optimizer's NVFP4, compressed-tensors with 2 or 3 bits or MX
+  formats, hqq.
 
 ## Tokenizers
 
 `tokenizer.json`; without one sentencepiece's `.model` (unigram and bpe) and tiktoken's files (`cl100k_base`,
-`o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama, t5 and bert. Ids equal those
-of the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`); not exact are sentencepiece
-models that fold case (`nmt_nfkc_cf`) where marks enclose letters, and those whose user-defined symbols are ordinary
-words while they add or remove spaces. Chat templates come from
-`tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
+`o200k_base`, `qwen`, Llama 3's `tokenizer.model`); in GGUF files the kinds gpt2, llama, t5 and bert. Ids equal those of
+the libraries on a corpus of many scripts, emoji, code and broken pieces (`tests/text`); not exact are sentencepiece
+models that fold case (`nmt_nfkc_cf`) where marks enclose letters, those that normalise (`nmt_nfkc`, `nfkc`) where a
+mark or a joiner follows a character that is normalised (it is lost), those that remove spaces where a text begins or
+ends with a literal `▁`, and those whose user-defined symbols are ordinary words or runs of spaces. Chat templates come
+from `tokenizer_config.json`, `chat_template.jinja` or the GGUF file.
 """
 
 QUALITY = """## What formats cost

@@ -24,9 +24,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         fork: requests of one program with the same fork are siblings and are admitted together.
         width: how many siblings carry that fork.
         pause: expected seconds between this answer and the program's next request, such as a tool call takes.
-        priority: larger programs first; the largest that any request of the program named.
+        priority: larger programs of a tenant first; the largest that any request of the program named.
         deadline: seconds from this request's arrival by which the program should be done.
-        budget: tokens that the program may generate from its first request on; the smallest that was named.
+        budget: tokens that the program may generate from its first request on, whichever names it; the smallest
+            that was named.
         end: this is the program's last request.
         after: what the program will append to the answer, as text or as ids: computed ahead while nobody else wants
             the device. Another continuation costs nothing.

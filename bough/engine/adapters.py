@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from bough.base.errors import ConfigError, InvalidRequest, NotFound
-from bough.device.lora.pool import LowRank
+from bough.device.lora.updates import Updates
 from bough.engine.executor import WorkerExecutor
 from bough.weights.adapter import CONFIG, WEIGHTS, read_adapter
 from bough.worker.worker import Worker
@@ -17,14 +17,14 @@ from bough.worker.worker import Worker
 DIGEST_CHARS = 16
 
 
-Read = tuple[dict[str, LowRank], str]
-"""Updates by the names of projections, and the version."""
+Read = tuple[Updates, str]
+"""An adapter and its version."""
 
 
 class Loading:
     """:class:`bough.base.plan.AdapterLoad`: what was read is installed by the thread that asks whether it is done."""
 
-    def __init__(self, read: Future[Read], install: Callable[[dict[str, LowRank]], Future[None]]) -> None:
+    def __init__(self, read: Future[Read], install: Callable[[Updates], Future[None]]) -> None:
         self._read, self._install = read, install
         self._installed: Future[None] | None = None
 
@@ -63,7 +63,11 @@ class AdapterLoader:
 
         def read() -> Read:
             folder = self._inside(name, path)
-            return read_adapter(folder), _digest(folder)
+            version = _digest(folder)
+            modules = read_adapter(folder)
+            if _digest(folder) != version:
+                raise InvalidRequest(f"adapter {name!r} changed while it was read; load it again", param="lora_path")
+            return modules, version
 
         return Loading(self._thread.submit(read), partial(self._install, place))
 
@@ -77,10 +81,10 @@ class AdapterLoader:
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _install(self, place: int, modules: dict[str, LowRank]) -> Future[None]:
+    def _install(self, place: int, updates: Updates) -> Future[None]:
         def install(worker: Worker) -> None:
             assert worker.adapters is not None
-            worker.adapters.install(place, modules)
+            worker.adapters.install(place, updates)
 
         return self._executor.call(install)
 

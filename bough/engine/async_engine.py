@@ -129,6 +129,14 @@ class AsyncEngine:
             await self._threads.run(lambda: check_size(text, self.tokenizer, bound))
         return await self._threads.run(encode, len(text))
 
+    async def tokenize_cut(self, text: str, most: int, left: bool = False, add_special: bool = True) -> list[int]:
+        """See :meth:`bough.text.tokenizer.Tokenizer.encode_cut`."""
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode_cut(text, most, left=left, add_special=add_special)
+
+        return encode() if len(text) < LONG_TEXT else await self._threads.run(encode, len(text))
+
     async def tokenize_pair(
         self, first: str, second: str, most: int | None = None, add_special: bool = True
     ) -> list[int]:

@@ -54,12 +54,10 @@ async def _once(
     ex: StreamExecutor, expr: SglGen, answer: Answer | None, params: SglSamplingParams, line: Line | None
 ) -> tuple[Any, str, Any]:
     """(value, what is still to be appended to the text, meta) of one generation."""
-    async with recorded(ex, "generate", expr.name, line) as call:
-        _shorten(ex, params)
+    async with _within_budget(ex, params), recorded(ex, "generate", expr.name, line) as call:
         if ex.stream and ex.shown is None:
             text, meta = await _streamed(ex, expr, answer, params, call), ex.meta_info.get(expr.name)
-            tokens = call.count(meta)
-            ex.program.spend(tokens)
+            ex.program.spend(call.settle())
             return text if answer is None else answer.parse(text), "", meta
         if ex.num_api_spec_tokens is not None:
             found: Any = await speculation.complete(ex, params)
@@ -91,6 +89,7 @@ async def _streamed(
                     ex.text_ += piece
                     ex.variables[name] = text
                     ex.meta_info[name] = meta
+                    call.follow(meta)
                     pieces.append((piece, meta))
                     ex.ring()
             return text
@@ -234,7 +233,19 @@ def _transient(error: Exception) -> bool:
     return isinstance(error, TimeoutError | Overloaded | Unavailable)
 
 
-def _shorten(ex: StreamExecutor, params: SglSamplingParams) -> None:
-    """Ask for no more than the program may still generate."""
-    if (left := ex.program.tokens_left()) is not None:
-        params.max_new_tokens = min(params.max_new_tokens, max(1, left // params.n))
+@asynccontextmanager
+async def _within_budget(ex: StreamExecutor, params: SglSamplingParams) -> AsyncIterator[None]:
+    """A call in here asks for no more than the program may still generate, beside what its other calls may."""
+    program, n = ex.program, params.n
+    if ex.backend.keeps_budgets:
+        left = program.tokens_left()
+        if left is not None:
+            params.max_new_tokens = min(params.max_new_tokens, max(1, left // n))
+        yield
+        return
+    reserved = await program.reserve(params.max_new_tokens * n, n)
+    params.max_new_tokens = reserved // n
+    try:
+        yield
+    finally:
+        program.give_back(reserved)

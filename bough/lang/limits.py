@@ -10,7 +10,8 @@ class Limits:
     """Bounds of one run of a program with all its forks; None is no bound.
 
     Attributes:
-        tokens: generated tokens. A call that could pass it is shortened; one that finds nothing left fails.
+        tokens: generated tokens. A call that could pass it is shortened; one that finds nothing left fails. Where the
+            backend keeps no budgets, what calls under way may generate is set aside, and others wait for it.
         seconds: from the start of the run; a call that is under way then is stopped.
         calls: of the model.
     """

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,19 @@ class Call:
     under_way: int = 0
     """Tokens generated so far, for calls that may be stopped; only backends that see them coming count them."""
 
+    def follow(self, meta: dict[str, Any] | None) -> None:
+        """Note what ``meta`` says was used so far by a call that goes on."""
+        meta = meta or {}
+        self.prompt_tokens = int(meta.get("prompt_tokens") or self.prompt_tokens)
+        self.cached_tokens = int(meta.get("cached_tokens") or self.cached_tokens)
+        self.under_way = int(meta.get("completion_tokens") or self.under_way)
+
+    def settle(self) -> int:
+        """The call that was followed is over; the number of tokens that it generated."""
+        generated, self.under_way = self.under_way, 0
+        self.generated_tokens += generated
+        return generated
+
     def count(self, meta: dict[str, Any] | None) -> int:
         """Add what ``meta``, of one sequence, says was used; the number of generated tokens."""
         meta = meta or {}
@@ -93,6 +107,8 @@ class Program:
     tools: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _spent: int = 0
+    _reserved: int = 0
+    _waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
     _ended: bool = False
 
     def begin(self, kind: str, name: str | None, line: Line | None, parent: str) -> Call:
@@ -116,6 +132,37 @@ class Program:
         if left <= 0:
             raise LimitExceeded(f"the program {self.name} may generate {self.limits.tokens} tokens and did")
         return left
+
+    async def reserve(self, tokens: int, least: int) -> int:
+        """As many of ``tokens`` as no other call may generate, at least ``least``; :meth:`give_back` ends it.
+
+        Waits while calls under way hold all that is left. Raises LimitExceeded where nothing is.
+        """
+        while (left := self.tokens_left()) is not None:
+            seconds = self.seconds_left()
+            with self._lock:
+                free = left - self._reserved
+                if free >= least or not self._reserved:
+                    tokens = min(tokens, max(free, least))
+                    self._reserved += tokens
+                    break
+                loop = asyncio.get_running_loop()
+                waiter = loop.create_future()
+                self._waiters.append((loop, waiter))
+            with suppress(TimeoutError):
+                async with remaining(seconds, None):
+                    await waiter
+        return tokens
+
+    def give_back(self, tokens: int) -> None:
+        """A call that had reserved ``tokens`` is over, and what it generated is counted."""
+        if self.limits.tokens is None:
+            return
+        with self._lock:
+            self._reserved -= tokens
+            waiters, self._waiters = self._waiters, []
+        for loop, waiter in waiters:
+            loop.call_soon_threadsafe(_wake, waiter)
 
     def seconds_left(self) -> float | None:
         """Seconds until the program's time is over. Raises LimitExceeded when it is."""
@@ -147,6 +194,11 @@ class Program:
             first = not self._ended
             self._ended = True
         return first
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 def remaining(seconds: float | None, timeout: float | None) -> asyncio.Timeout:

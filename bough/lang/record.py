@@ -43,11 +43,15 @@ class _Recorder(AsyncBackend):
         self.loop = self._inner.loop
         self.is_chat_model = self._inner.is_chat_model
         self.knows_programs = self._inner.knows_programs
+        self.keeps_budgets = self._inner.keeps_budgets
         self.takes_adapters = self._inner.takes_adapters
         self.chat_template = self._inner.get_chat_template()
         self._path = path
         template = dataclasses.asdict(self.chat_template) | {"style": self.chat_template.style.name}
-        head = {"template": template, "is_chat_model": self.is_chat_model, "model": self._inner.get_model_name()}
+        head = {
+            "template": template, "is_chat_model": self.is_chat_model, "model": self._inner.get_model_name(),
+            "keeps_budgets": self.keeps_budgets,
+        }  # fmt: skip
         path.write_text(json.dumps(head, ensure_ascii=False) + "\n")
 
     def get_model_name(self) -> str:
@@ -96,6 +100,7 @@ class _Replayer(AsyncBackend):
         super().__init__()
         first, *lines = path.read_text().splitlines()
         head = json.loads(first)
+        self.keeps_budgets = head.get("keeps_budgets", True)
         template = head["template"]
         known = {f.name for f in dataclasses.fields(ChatTemplate)}
         pairs = {role: (pair[0], pair[1]) for role, pair in template["role_prefix_and_suffix"].items()}

@@ -73,16 +73,17 @@ class Bert:
     """A :class:`bough.models.base.Model` that gives hidden states, or scores of labels, and no logits."""
 
     causal = False
+    defaults: Mapping[str, Any] = {"layer_norm_eps": 1e-12, "max_position_embeddings": 512, "type_vocab_size": 2}
 
     def __init__(self, config: Mapping[str, Any], context: LayerContext, n_ids: int, n_positions: int) -> None:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                  "max_position_embeddings", "type_vocab_size")  # fmt: skip
+        config = {**self.defaults, **config}
         wrong = [name for name in sizes if not isinstance(config.get(name), int) or config[name] < 1]
         if wrong or config["hidden_size"] % config["num_attention_heads"]:
             raise ConfigError(f"the model's config has no usable {wrong[0] if wrong else 'num_attention_heads'!r}")
         if config.get("hidden_act", "gelu") != "gelu":
             raise ConfigError("of BERT models, those with the activation gelu are supported")
-        config = {"layer_norm_eps": 1e-12, **config}
         d = config["hidden_size"]
         self._attention = context.attention = EncoderAttention()
         prefix = "bert." if context.has("bert.embeddings.word_embeddings.weight") else ""

@@ -21,7 +21,7 @@ from bough.models.decoder import Decoder, DecoderConfig, layer_windows
 class Cohere2(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"sliding_window": 4096}
+    defaults: Mapping[str, Any] = {"sliding_window": 4096, "tie_word_embeddings": True, "max_position_embeddings": 8192}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -162,6 +162,8 @@ class Decoder:
             name = beside if context.has(f"{beside}.weight") else "lm_head"
             self._head = LMHead(context, name, sizes, self._embedding if tied else None, c.logit_scale, c.logit_softcap)
         context.check_all_read(self.ignores)
+        if context.adapters is not None:
+            context.adapters.ignores = self.ignores
         self._attention = context.attention
         self._stack = self._make_stack()
         self.kv_shape = KVShape(self.caches(), context.dtype)

@@ -29,6 +29,7 @@ class DeepseekV2(Decoder):
 
     defaults: Mapping[str, Any] = {
         "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "n_shared_experts": 2,
+        "q_lora_rank": 1536, "n_routed_experts": 64, "moe_intermediate_size": 1407, "max_position_embeddings": 2048,
     }  # fmt: skip
 
     @classmethod

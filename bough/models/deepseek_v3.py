@@ -18,6 +18,8 @@ class DeepseekV3(DeepseekV2):
     defaults: Mapping[str, Any] = {
         **DeepseekV2.defaults, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
         "num_experts_per_tok": 8, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+        "num_key_value_heads": 128, "n_routed_experts": 256, "moe_intermediate_size": 2048,
+        "max_position_embeddings": 4096,
     }  # fmt: skip
 
     def router(self, name: str, n_experts: int) -> Router:

@@ -15,7 +15,7 @@ class Ernie45(Decoder):
 
     defaults: Mapping[str, Any] = {
         "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": True, "max_position_embeddings": 131072,
     }  # fmt: skip
 
     @classmethod

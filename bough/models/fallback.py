@@ -8,6 +8,7 @@ Shapes: T new tokens, D hidden size; H query heads, KH key-value heads, D_h numb
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,8 @@ def attend(
     unknown = [name for name, given in kwargs.items() if given is not None and name not in KNOWN | {"scaling"}]
     if attention_mask is not None or unknown:
         raise ConfigError(f"this model's attention uses {unknown or 'a mask'}, which is not supported")
+    if not getattr(attention, "is_causal", True):
+        raise ConfigError("attention in both directions is not supported without a model file")
     scale = kwargs.get("scaling")
     scoring = Scoring(
         query.shape[3] ** -0.5 if scale is None else float(scale),
@@ -104,6 +107,7 @@ class TransformersModel:
         text = self._model.config.get_text_config()
         self.vocab_size = min(n_ids, int(text.vocab_size))
         self._hidden = _Given()
+        _check_sequential(self._base)
         try:
             specs = self._probed(text, context.device)
         except ConfigError:
@@ -158,6 +162,14 @@ class TransformersModel:
 
     def scores(self, hidden: Tensor) -> Tensor:
         raise TypeError("a model without a classification head gives no scores")
+
+
+def _check_sequential(base: torch.nn.Module) -> None:
+    """ConfigError for layers that count positions themselves, or that remember more of a sequence than its KV."""
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        raise ConfigError("a model that cannot be told positions is not supported without a model file")
+    if any(isinstance(module, torch.nn.Conv1d) for module in base.modules()):
+        raise ConfigError("layers that keep a state are not supported without a model file")
 
 
 def _freeze_rotary(module: Any, n_positions: int, device: torch.device) -> None:

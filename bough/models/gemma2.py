@@ -38,7 +38,8 @@ class Gemma2(Decoder):
     defaults: Mapping[str, Any] = {
         "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 8192,
-        "sliding_window": 4096,
+        "sliding_window": 4096, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
     }  # fmt: skip
     norms = "input", "post_attention", "pre_feedforward", "post_feedforward"
 

@@ -22,6 +22,7 @@ class Gemma3(Gemma2):
 
     defaults: Mapping[str, Any] = {
         **Gemma2.defaults, "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1_000_000.0,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None,
     }  # fmt: skip
 
     @classmethod

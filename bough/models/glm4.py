@@ -18,7 +18,7 @@ class Glm4(Decoder):
 
     defaults: Mapping[str, Any] = {
         "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1.5625e-7, "partial_rotary_factor": 0.5,
-        "attention_bias": True,
+        "attention_bias": True, "max_position_embeddings": 131072,
     }  # fmt: skip
     norms = "input", "post_self_attn", "post_attention", "post_mlp"
 

@@ -29,7 +29,13 @@ GATES, VALUES, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
 class GptOss(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"attention_bias": True, "head_dim": 64, "rope_theta": 150_000.0}
+    defaults: Mapping[str, Any] = {
+        "attention_bias": True, "head_dim": 64, "num_key_value_heads": 8, "num_local_experts": 128,
+        "sliding_window": 128, "max_position_embeddings": 131072, "rope_theta": 150_000.0, "rope_scaling": {
+            "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

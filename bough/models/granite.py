@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig
@@ -10,6 +12,8 @@ from bough.models.decoder import Decoder, DecoderConfig
 
 class Granite(Decoder):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {"max_position_embeddings": 2048}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

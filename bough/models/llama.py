@@ -9,8 +9,13 @@ projections, tied or separate head. One layer is nine ops:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bough.models.decoder import Decoder
 
 
 class Llama(Decoder):
     """A :class:`bough.models.base.Model`: what :class:`bough.models.decoder.Decoder` is."""
+
+    defaults: Mapping[str, Any] = {"max_position_embeddings": 2048}

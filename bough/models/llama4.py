@@ -18,9 +18,10 @@ from bough.device.layers.attention import AttentionForm
 from bough.device.layers.block import FeedForward
 from bough.device.layers.mlp import GatedMLP
 from bough.device.layers.moe import Experts, Router, Routing, WeightedInputs, adaptable, read_experts
+from bough.device.layers.rotary import rotary_table
 from bough.device.quant.base import Held, LinearMethod
 from bough.models.config import ConfigReader
-from bough.models.decoder import Decoder, DecoderConfig, layer_chunks
+from bough.models.decoder import FULL, Decoder, DecoderConfig, layer_chunks
 from bough.models.smollm3 import rotating_layers
 
 NAMES = "gate_proj", "up_proj", "down_proj"
@@ -47,14 +48,34 @@ class Llama4(Decoder):
         reader, rotates = self.config, rotating_layers(self.config)[i]
         # Early configs have a number in place of the flag.
         tuned = bool(reader.get("attn_temperature_tuning", True)) and not rotates
+        form = super().form(i)
+        if rotates and self._normalises():
+            form = replace(form, qk_norm="bare", norm=replace(form.norm, eps=form.norm.eps / self._factor() ** 2))
         return replace(
-            super().form(i),
-            qk_norm="bare" if rotates and reader.flag("use_qk_norm", True) else "none",
+            form,
             warming=(reader.size("floor_scale", 8192), reader.number("attn_scale", 0.1)) if tuned else None,
         )
 
     def rotary(self, i: int) -> torch.Tensor:
         return self.table() if rotating_layers(self.config)[i] else self.no_table()
+
+    def rope_settings(self, kind: str) -> dict[str, Any]:
+        settings = super().rope_settings(kind)
+        return {**settings, "attention_factor": 1.0} if self._normalises() else settings
+
+    def _normalises(self) -> bool:
+        """Whether queries and keys are normalised once they are rotated, and so multiplied by the table's factor f.
+
+        Normalised before, they are the same without the factor and with ``eps / f ** 2``.
+        """
+        return self.config.flag("use_qk_norm", True)
+
+    def _factor(self) -> float:
+        """The one of the rotary table, had it one."""
+        factor = float(rotary_table(super().rope_settings(FULL), self.c.head_dim, 1)[0, 0])
+        if not factor:
+            raise ConfigError("queries and keys that are multiplied by 0 cannot be normalised")
+        return factor
 
     def mlp(self, prefix: str, i: int) -> FeedForward:
         context, reader, c = self.context, self.config, self.c
@@ -76,7 +97,7 @@ class Llama4(Decoder):
         """Those whose parameters' names begin with ``at``, stacked or one by one."""
         context, hidden, inner = self.context, self.c.hidden_size, self.c.intermediate_size
         if context.has(f"{at}.0.down_proj.weight"):
-            return read_experts(context, at, n_experts, NAMES, hidden, inner)
+            return read_experts(context, at, n_experts, NAMES, hidden, inner, swapped=True)
         gate_up = context.parameter(f"{at}.gate_up_proj", (n_experts, hidden, 2 * inner))
         down = context.parameter(f"{at}.down_proj", (n_experts, inner, hidden))
 
@@ -84,7 +105,7 @@ class Llama4(Decoder):
             return context.linear_of([Held(weight.T.contiguous())], None)
 
         experts = [(linear(a), linear(b)) for a, b in zip(gate_up, down)]
-        return Experts(context, adaptable(context, at, experts, NAMES, hidden, inner), hidden, inner)
+        return Experts(context, adaptable(context, at, experts, NAMES, hidden, inner, swapped=True), hidden, inner)
 
     def ignores(self, name: str) -> bool:
         return super().ignores(name) or "vision_model." in name or "multi_modal_projector." in name

@@ -16,7 +16,9 @@ from bough.models.mistral import Mistral
 class Mixtral(Mistral):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0, "max_position_embeddings": 131072,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:
@@ -29,7 +31,10 @@ class Mixtral(Mistral):
         c, reader = self.c, self.config
         n_experts = reader.size("num_local_experts", 8)
         routing = Routing(n_experts=n_experts, top_k=reader.size("num_experts_per_tok", 2), normalise=True)
-        prefix = prefix.removesuffix("mlp") + "block_sparse_moe"
-        router = Router(self.context, f"{prefix}.gate", c.hidden_size, routing)
+        at = prefix.removesuffix("mlp") + "block_sparse_moe"
+        if self.context.adapters is not None:
+            # As transformers 5 calls it, and so adapters that are made with it; its checkpoints have the old name.
+            self.context.adapters.alias(at, prefix)
+        router = Router(self.context, f"{at}.gate", c.hidden_size, routing)
         sizes = c.hidden_size, c.intermediate_size
-        return SparseMoE(router, read_experts(self.context, f"{prefix}.experts", n_experts, ("w1", "w3", "w2"), *sizes))
+        return SparseMoE(router, read_experts(self.context, f"{at}.experts", n_experts, ("w1", "w3", "w2"), *sizes))

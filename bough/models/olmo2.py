@@ -5,7 +5,9 @@ Norms behind attention and feed-forward layer instead of before them, and of all
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bough.device.layers.norm import NormForm
 from bough.models.config import ConfigReader
@@ -14,6 +16,8 @@ from bough.models.decoder import Decoder, DecoderConfig
 
 class Olmo2(Decoder):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {"max_position_embeddings": 2048}
 
     norms = None, "post_attention", None, "post_feedforward"
 

@@ -22,7 +22,9 @@ NAMES = "gate_proj", "up_proj", "down_proj"
 class Olmoe(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
+    defaults: Mapping[str, Any] = {
+        "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "max_position_embeddings": 4096,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

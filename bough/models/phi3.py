@@ -15,7 +15,7 @@ from bough.models.decoder import Decoder, DecoderConfig, layer_windows, read_siz
 class Phi3(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"rms_norm_eps": 1e-5}
+    defaults: Mapping[str, Any] = {"rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

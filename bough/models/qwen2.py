@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, layer_windows, read_sizes
@@ -19,6 +20,10 @@ def qwen_windows(c: ConfigReader, sliding: Callable[[int, int], bool] = operator
 
 class Qwen2(Decoder):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

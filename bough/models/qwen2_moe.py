@@ -6,7 +6,9 @@ its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
@@ -47,6 +49,11 @@ class QwenMoE(Decoder):
 
 class Qwen2Moe(QwenMoE, Qwen2):
     """A :class:`bough.models.base.Model`. Windows are in every other layer, of the first ones."""
+
+    defaults: Mapping[str, Any] = {
+        **Qwen2.defaults, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from bough.models.config import ConfigReader
 from bough.models.decoder import Decoder, DecoderConfig, read_sizes
-from bough.models.qwen2 import qwen_windows
+from bough.models.qwen2 import Qwen2, qwen_windows
 
 
 class Qwen3(Decoder):
     """A :class:`bough.models.base.Model`."""
+
+    defaults: Mapping[str, Any] = {**Qwen2.defaults, "head_dim": 128}
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -13,7 +13,9 @@ from bough.models.decoder import Decoder, DecoderConfig
 class SeedOss(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True}
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "max_position_embeddings": 524288,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

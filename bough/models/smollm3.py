@@ -15,7 +15,10 @@ from bough.models.decoder import Decoder, DecoderConfig, layer_windows
 class SmolLM3(Decoder):
     """A :class:`bough.models.base.Model`."""
 
-    defaults: Mapping[str, Any] = {"rope_theta": 2_000_000.0}
+    defaults: Mapping[str, Any] = {
+        "num_key_value_heads": 4, "rope_theta": 2_000_000.0, "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+    }  # fmt: skip
 
     @classmethod
     def read(cls, c: ConfigReader) -> DecoderConfig:

@@ -101,7 +101,7 @@ class Scheduler:
         self._stop_matcher = stop_matcher
         self._depth = config.depth
         self._rows = Rows(config.max_running, model.context_length)
-        self._programs = Programs(kv.capacity, kv.claims)
+        self._programs = Programs(kv.capacity, kv.claims, config.max_wait)
         policy = POLICIES.get(config.policy)(kv.waiting, draw, self._programs)
         self._queue = WaitQueue(policy, kv.waiting, config.max_wait)
         self._adapters = Adapters(adapters)
@@ -253,10 +253,10 @@ class Scheduler:
             generates=model.generates,
             classifies=bool(model.labels),
         )
-        self._programs.check(request)
-        params = request.params
         now = self._clock()
         self._programs.tick(now)
+        self._programs.check(request)
+        params = request.params
         self._arrivals += 1
         req = Req(
             request=request,
@@ -321,10 +321,13 @@ class Scheduler:
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
     def _end_program(self, message: Control, state: ProgramState) -> None:
-        self._programs.close(state)
-        for req in list(state.reqs.values()) if message.op == "cancel_program" else ():
-            self._end(req, Finish("abort", message="the program was cancelled"))
-            self._aborted += 1
+        if message.op == "end_program":
+            self._programs.close(state)
+        else:
+            self._programs.cancel(state)
+            for req in list(state.reqs.values()):
+                self._end(req, Finish("abort", message="the program was cancelled"))
+                self._aborted += 1
         self.outbox.append(ControlReply(message.id, True))
 
     def _control(self, message: Control) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from bough.kv.waiting import WaitingIndex
 from bough.scheduler.policy import Key, KeyPolicy, lpm
-from bough.scheduler.programs import AGING, Programs, ProgramState
+from bough.scheduler.programs import Programs, ProgramState, before
 from bough.scheduler.req import Req
 
 
@@ -43,26 +43,66 @@ class Line:
         return None
 
 
+class Lines:
+    """A :class:`Line` for each tenant: what a program asks for, such as a priority, moves it in that of its own tenant;
+    among the first ones goes first whoever has the smallest :attr:`ProgramState.standing`."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, Line] = {}
+        self._first = Line(lambda state: state.standing)
+        self._leading: dict[str, ProgramState] = {}
+
+    def put(self, state: ProgramState) -> None:
+        """Add ``state``, or move it to where its rank belongs now."""
+        tenant = state.key[0]
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = Line(lambda state: state.rank)
+        line.put(state)
+        self._lead(tenant, line)
+
+    def drop(self, state: ProgramState) -> None:
+        tenant = state.key[0]
+        line = self._lines.get(tenant)
+        if line is not None:
+            line.drop(state)
+            self._lead(tenant, line)
+
+    def first(self) -> ProgramState | None:
+        return self._first.first()
+
+    def _lead(self, tenant: str, line: Line) -> None:
+        """Note who is the first of ``tenant`` now."""
+        first, before = line.first(), self._leading.get(tenant)
+        if before is not None and before is not first:
+            self._first.drop(before)
+        if first is None:
+            self._leading.pop(tenant, None)
+            self._lines.pop(tenant, None)
+        else:
+            self._leading[tenant] = first
+            self._first.put(first)
+
+
 class ProgramPolicy:
     """Whoever ranks first among the programs that sit or can sit down; requests of no program in between.
 
-    The rank is :attr:`ProgramState.rank`. A program without a seat waits until there is room for its KV beside that
-    of the seated ones, while anything runs. Siblings of a fork follow one another. No program waits for ever, because
-    one that was passed over for ``aging`` times its own service goes first, seat or not; requests of no program are
-    ordered by their match lengths and aged by the queue.
+    The order is that of :class:`Lines`. A program without a seat waits until there is room for its KV beside that
+    of the seated ones, while anything runs. Siblings of a fork follow one another. No program waits for ever: the one
+    that has waited the longest gets a turn (:meth:`Programs.take_turn`). Requests of no program are ordered by their
+    match lengths and aged by the queue.
     """
 
     preemptive = False
-    aging: float = AGING
 
     def __init__(self, index: WaitingIndex, draw: Callable[[], int], programs: Programs) -> None:
         self._programs = programs
         self._singles = lpm(index, draw, programs)
         self._waiting: dict[int, KeyPolicy] = {}
         self._forks: dict[tuple[int, str], dict[int, Req]] = {}
-        self._seated = Line(lambda state: state.rank)
-        self._standing = Line(lambda state: state.rank)
-        self._aged = Line(lambda state: (state.aged,))
+        self._seated = Lines()
+        self._standing = Lines()
+        self._longest = Line(lambda state: (state.since,))
 
     def ages(self, req: Req) -> bool:
         return req.program is not None
@@ -75,8 +115,7 @@ class ProgramPolicy:
         queue = self._waiting.get(state.number)
         if queue is None:
             queue = self._waiting[state.number] = KeyPolicy(lambda req, length: (not req.started,))
-            state.aged = self._programs.service + self.aging * max(state.service, self._programs.first_level)
-            self._aged.put(state)
+            state.since = self._programs.now
         queue.push(req, length)
         if (fork := fork_of(req)) is not None:
             self._forks.setdefault(fork, {})[req.order] = req
@@ -96,7 +135,7 @@ class ProgramPolicy:
         queue.discard(req)
         if queue.head() is None:
             del self._waiting[state.number]
-            for line in (self._seated, self._standing, self._aged):
+            for line in (self._seated, self._standing, self._longest):
                 line.drop(state)
 
     def changed(self, lengths: Iterable[tuple[Req, int]]) -> None:
@@ -107,12 +146,18 @@ class ProgramPolicy:
         here, there = (self._seated, self._standing) if state.seated else (self._standing, self._seated)
         here.put(state)
         there.drop(state)
+        self._longest.put(state)
 
     def head(self) -> Req | None:
         programs = self._programs
         for moved in programs.moved():
             if moved.number in self._waiting:
                 self._place(moved)
+        if (longest := self._longest.first()) is not None:
+            programs.take_turn(longest)
+        turn = programs.turn
+        if turn is not None and programs.turn_is_up and (queue := self._waiting.get(turn.number)) is not None:
+            return queue.head()
         if (siblings := self._forks.get(programs.fork)) is not None:
             return next(iter(siblings.values()))
         single, state = self._singles.head(), self._next()
@@ -126,13 +171,13 @@ class ProgramPolicy:
     def _next(self) -> ProgramState | None:
         """The program whose turn it is; None when those that wait have to go on waiting for a seat."""
         programs = self._programs
-        seated, other, aged = self._seated.first(), self._standing.first(), self._aged.first()
+        seated, other = self._seated.first(), self._standing.first()
+        if programs.turn is not None and programs.turn.number in self._waiting and not programs.turn.seated:
+            other = programs.turn
         programs.next_in_line = other
-        if aged is not None and aged.aged <= programs.service:
-            return aged
         if other is None or (programs.rows and not programs.has_room(other)):
             return seated
-        return other if seated is None or other.rank < seated.rank else seated
+        return other if seated is None or before(other, seated) else seated
 
 
 def fork_of(req: Req) -> tuple[int, str] | None:

@@ -33,14 +33,18 @@ LEVELS = 4
 programs of about equal service from taking turns at every call, at the cost of the cache."""
 MEMORY_WEIGHT = 8
 """How much more a generated token counts whose context fills the whole pool, because nobody else can run beside it."""
-AGING = 64
-"""A program that was passed over for this many times its own service goes first."""
+TURN_SHARE = 32
+"""Of all service, the turns of programs that waited too long take one part in so many at most."""
+TURN_SECONDS = 60.0
+"""Whoever has a turn waits so long for room at most, and keeps all others from theirs so long when it has sat down."""
 LEARNING = 0.2
 """Weight of the latest pause, or step, in the running mean of them."""
 PAUSE = 1.0
 """Seconds that a program is expected to stay away before anything is known."""
+CANCELLED_SECONDS = 10.0
+"""Requests of a cancelled program that arrive so soon after were sent before it was."""
 PROGRAMS = 4096
-"""Programs that are remembered between their requests; the longest idle is forgotten first."""
+"""Programs that are remembered between their requests, and of those that were cancelled; the oldest goes first."""
 
 
 AHEAD = 64
@@ -80,9 +84,9 @@ class ProgramState:
         to_come: requests that will follow the latest, as its envelope says; None where it does not.
         opened: clock reading of its first arrival.
         prompt, cached, generated, calls: tokens and requests so far, ``generated`` of those that have ended.
-        spent: tokens generated so far, counted only under a budget.
+        spent: tokens generated under its budget so far; those of requests that began without one count from their end.
         reqs: its requests in the engine, by rid.
-        aged: reading of the ledger's service at which it goes first.
+        since: clock reading from which on it waits: of its latest admission, or of the first request that waits.
         pause: mean seconds between its requests, None before the second.
         left: clock reading at which its last request ended; ``leaves`` is when its seat goes.
         node: the call that came last.
@@ -107,7 +111,7 @@ class ProgramState:
     spent: int = 0
     reqs: dict[str, Req] = field(default_factory=dict)
     calls: int = 0
-    aged: float = float("inf")
+    since: float = 0.0
     pause: float | None = None
     left: float = 0.0
     leaves: float = float("inf")
@@ -118,8 +122,13 @@ class ProgramState:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smaller goes first: priority, a deadline, least expected service, then whoever came first."""
-        return -self.priority, self.deadline, self.level, self.order
+        """Smaller goes first among the programs of a tenant: priority, a deadline, then as :attr:`standing`."""
+        return -self.priority, self.deadline, *self.standing
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Smaller goes first among those of all tenants: least expected service, then whoever came first."""
+        return self.level, self.order
 
     @property
     def expected(self) -> int:
@@ -133,10 +142,24 @@ class ProgramState:
         return (self.to_come + bool(self.reqs)) * self.service // self.calls
 
 
-class Programs:
-    """All programs that the engine knows. ``capacity`` is the tokens that the KV pool holds."""
+def before(one: ProgramState, other: ProgramState) -> bool:
+    """Whether ``one`` goes before ``other``: by what they ask for within a tenant, else by what they have had."""
+    if one.key[0] == other.key[0]:
+        return one.rank < other.rank
+    return one.standing < other.standing
 
-    def __init__(self, capacity: int, claims: Claims) -> None:
+
+class Programs:
+    """All programs that the engine knows.
+
+    Args:
+        capacity: tokens that the KV pool holds.
+        max_wait: seconds after which a waiting program is due a turn.
+    """
+
+    def __init__(self, capacity: int, claims: Claims, max_wait: float) -> None:
+        self.max_wait = max_wait
+        self.turn_share = TURN_SHARE
         self.now = 0.0
         self.rows = 0
         """Requests that have a row, with or without a program."""
@@ -148,7 +171,11 @@ class Programs:
         """Program and fork of the branch that was admitted last: its siblings follow."""
         self.next_in_line: ProgramState | None = None
         """The waiting program that takes the next seat."""
-        self.first_level = max(1, capacity // LEVELS)
+        self.turn: ProgramState | None = None
+        """Whoever goes first, because it waited too long."""
+        self._turn_began = self._next_turn = 0
+        self._turn_ends = self._no_room_until = 0.0
+        self._first_level = max(1, capacity // LEVELS)
         self._capacity = capacity
         self._claims = claims
         self._states: dict[tuple[str, str], ProgramState] = {}
@@ -162,6 +189,7 @@ class Programs:
         self._token_seconds = 0.0
         self._leaving: list[tuple[float, int, ProgramState]] = []
         self._idle: dict[tuple[str, str], None] = {}
+        self._cancelled: dict[tuple[str, str], float] = {}
         self._moved: dict[int, ProgramState] = {}
 
     def __len__(self) -> int:
@@ -201,6 +229,8 @@ class Programs:
             leaves, _, state = heapq.heappop(self._leaving)
             if state.leaves == leaves:
                 self.stand(state)
+        if self.turn is not None and now >= self._turn_ends:
+            self._end_turn()
 
     def measured(self, seconds: float, n_tokens: int, n_rows: int) -> None:
         """A step of ``n_rows`` rows computed ``n_tokens``: what computing a token anew costs."""
@@ -209,14 +239,22 @@ class Programs:
             self._token_seconds = mean + LEARNING * (seconds / n_tokens - mean)
 
     def check(self, request: Request) -> None:
-        """Raises InvalidRequest where the program of ``request`` has used its budget up."""
+        """Raises InvalidRequest where the program of ``request`` has used its budget up, or was cancelled just now."""
         named = request.program
         if named is None:
             return
-        state = self.find(request.namespace.tenant, named.id)
-        if state is not None and state.budget is not None and state.spent >= state.budget:
+        key = request.namespace.tenant, named.id
+        if self.now - self._cancelled.get(key, float("-inf")) < CANCELLED_SECONDS:
             raise InvalidRequest(
-                f"the program {named.id!r} has generated its budget of {state.budget} tokens",
+                f"the program {named.id!r} was cancelled", param="program.id", code="program_cancelled"
+            )
+        state = self.find(*key)
+        if state is None:
+            return
+        budget = min((b for b in (named.budget, state.budget) if b is not None), default=None)
+        if budget is not None and max(state.spent, state.generated) >= budget:
+            raise InvalidRequest(
+                f"the program {named.id!r} has generated its budget of {budget} tokens",
                 param="program.budget",
                 code="program_budget",
             )
@@ -242,6 +280,8 @@ class Programs:
         if named.deadline is not None:
             state.deadline = min(state.deadline, self.now + named.deadline)
         if named.budget is not None:
+            if state.budget is None:
+                state.spent = state.generated + sum(other.n_sent for other in state.reqs.values())
             state.budget = named.budget if state.budget is None else min(state.budget, named.budget)
         state.ended |= named.end
         state.node = named.node
@@ -261,6 +301,9 @@ class Programs:
             return
         named = req.request.program
         assert named is not None
+        state.since = self.now
+        if state is self.turn:
+            self._turn_ends = min(self._turn_ends, self.now + TURN_SECONDS)
         self.fork = state.number, named.fork
         if not req.started:
             cached = req.of_prompt(cached_len)
@@ -269,11 +312,11 @@ class Programs:
             self._prompt_tokens += req.n_prompt
             self._cached_tokens += cached
             self._find_ahead(state, req, cached_len)
-        self._serve(state, len(req.ids) - cached_len)
-        if not state.seated and self.has_room(state):
+        if not state.seated and (state is self.turn or self.has_room(state)):
             state.seated = True
             self._claims.favour(state.number, True)
             self._settle(state)
+        self._serve(state, len(req.ids) - cached_len)
 
     def vacated(self, req: Req) -> None:
         """``req`` lost its row, and the cache has what it computed."""
@@ -306,11 +349,19 @@ class Programs:
         if not state.reqs:
             self.forget(state)
 
+    def cancel(self, state: ProgramState) -> None:
+        """As :meth:`close`; requests of it that are still on their way are refused."""
+        self._cancelled[state.key] = self.now
+        if len(self._cancelled) > PROGRAMS:
+            del self._cancelled[next(iter(self._cancelled))]
+        self.close(state)
+
     def _leave(self, state: ProgramState, req: Req) -> None:
         named = req.request.program
         assert named is not None
         del state.reqs[req.request.rid]
         state.generated += req.n_sent
+        state.spent = max(state.spent, state.generated)
         fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
         self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
         if state.reqs:
@@ -323,10 +374,10 @@ class Programs:
         if len(self._idle) > PROGRAMS:
             self.forget(self._states[next(iter(self._idle))])
         pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self._pause)
-        other = self.next_in_line
-        if named.next_uses == 0 or pause > self._patience or (other is not None and other.rank < state.rank):
+        other = None if state is self.turn else self.next_in_line
+        if not state.seated or named.next_uses == 0 or pause > self._patience or (other and before(other, state)):
             self.stand(state)
-        elif state.seated:
+        else:
             state.leaves = self.now + 2 * pause + 1
             heapq.heappush(self._leaving, (state.leaves, state.number, state))
 
@@ -390,6 +441,31 @@ class Programs:
             completions=completions,
         )
 
+    # -- turns
+
+    def take_turn(self, state: ProgramState) -> None:
+        """``state``, of all programs the one that has waited the longest, goes first if that is due.
+
+        A turn is the next free seat, or after a minute one that there is no room for, and lasts until the program gives
+        it up, has had a whole pool of service or sat for a minute. The next turn may begin when all programs together
+        have had ``turn_share`` times the service of this one.
+        """
+        if self.turn is None and self.service >= self._next_turn and self.now - state.since > self.max_wait:
+            self.turn = state
+            self._turn_began, self._turn_ends = state.service, float("inf")
+            self._no_room_until = self.now + TURN_SECONDS
+
+    @property
+    def turn_is_up(self) -> bool:
+        """Whoever has a turn goes before all others now."""
+        turn = self.turn
+        return turn is not None and (turn.seated or self.has_room(turn) or self.now >= self._no_room_until)
+
+    def _end_turn(self) -> None:
+        assert self.turn is not None
+        self._next_turn = self.service + self.turn_share * (self.turn.service - self._turn_began)
+        self.turn = None
+
     # -- seats
 
     @property
@@ -407,7 +483,9 @@ class Programs:
         return not self._seated or self._needed + int(GROWTH * state.held) <= self._capacity
 
     def stand(self, state: ProgramState) -> None:
-        """``state`` gives its seat up."""
+        """``state`` gives its seat up, and its turn."""
+        if state is self.turn:
+            self._end_turn()
         if state.seated:
             state.seated = False
             self._claims.favour(state.number, False)
@@ -435,8 +513,10 @@ class Programs:
         state.service += n_tokens
         self.service += n_tokens
         self._weigh(state)
+        if state is self.turn and state.service - self._turn_began >= self._capacity:
+            self._end_turn()
 
     def _weigh(self, state: ProgramState) -> None:
         """What is expected of ``state`` may have changed."""
-        state.level = (state.expected // self.first_level).bit_length()
+        state.level = (state.expected // self._first_level).bit_length()
         self._moved[state.number] = state

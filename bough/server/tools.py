@@ -121,7 +121,7 @@ def tool_use(body: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse:
     parallel = not legacy and not (isinstance(body, ChatRequest) and body.parallel_tool_calls is False)
     # A single named function is called once.
     parallel = parallel and not (isinstance(choice, dict) and choice.get("type") == "function")
-    strict = {tool["function"]["name"] for tool in tools or () if tool["function"].get("strict")}
+    strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].get("strict"))
     return ToolUse(tools, callable_, mode, strict & callable_.keys(), parallel, legacy)
 
 

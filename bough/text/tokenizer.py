@@ -84,6 +84,18 @@ class Tokenizer:
         """
         return _encode(self._full, text, add_special)
 
+    def encode_cut(self, text: str, most: int, *, left: bool = False, add_special: bool = True) -> list[int]:
+        """As :meth:`encode`; the text loses its end, or with ``left`` its beginning, until the whole, the frame
+        included, has at most ``most`` ids. Raises InvalidRequest also where the frame alone has more.
+        """
+        encoding = _encoding(self._full, text)
+        room = most - (self._full.num_special_tokens_to_add(is_pair=False) if add_special else 0)
+        if room < 0:
+            raise InvalidRequest(f"a text does not fit into {most} tokens")
+        encoding.truncate(room, direction="left" if left else "right")
+        ids: list[int] = self._full.post_process(encoding, add_special_tokens=add_special).ids
+        return ids
+
     def encode_words(self, text: str, *, add_special: bool) -> tuple[list[int], list[int], list[int]]:
         """As :meth:`encode`, and some places where a word ends: the number of ids and of characters before each.
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bough.base.errors import ConfigError
-from bough.device.lora.pool import LowRank
+from bough.device.lora.updates import LowRank, StackedLowRank, scale_of
 from bough.weights.safetensors import SafetensorsFile, read_json, refusal
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 
 _NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<factor>[AB])(?:\.default)?\.weight")
+
+_HEAD = re.compile(r"(?:.+\.)?lm_head\.base_layer\.weight")
+"""The model's own head, which PEFT saves beside what an adapter adds to it."""
 
 _READ = frozenset(
     ("peft_type", "bias", "init_lora_weights", "lora_alpha", "alpha_pattern", "use_rslora", "target_parameters")
@@ -34,11 +36,13 @@ _NO_MATTER = frozenset((
 ))  # fmt: skip
 """Settings that change nothing of what an adapter computes from its tensors."""
 
-_STACKED = re.compile(r".*\.experts(?:\.base_layer)?")
+_STACKED = re.compile(r"(?P<experts>.*\.experts)(?:\.base_layer)?")
 """What PEFT calls a parameter that holds all experts of a layer, where ``target_parameters`` are changed."""
 
 _KEEP_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 """Initial values of an adapter that leave the weights of its model as they are."""
+
+_MOST = sys.float_info.max
 
 _PATTERN_MEMORY = 1 << 20
 """Bytes for a compiled pattern."""
@@ -47,8 +51,8 @@ Patterns = Sequence[tuple[Any, Any]]
 """Compiled patterns of names, and their values."""
 
 
-def read_adapter(folder: Path) -> dict[str, LowRank]:
-    """The updates of an adapter by the names of the projections, in the dtype that the file holds.
+def read_adapter(folder: Path) -> dict[str, LowRank | StackedLowRank]:
+    """The updates of an adapter by the names of what they change, in the dtype that the file holds.
 
     Raises ConfigError for what is damaged, or does more than to add low-rank updates to linear layers.
     """
@@ -73,42 +77,49 @@ def read_adapter(folder: Path) -> dict[str, LowRank]:
         file.close()
 
 
-def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> dict[str, LowRank]:
+def _modules(file: SafetensorsFile, config: Mapping[str, Any], folder: Path) -> dict[str, LowRank | StackedLowRank]:
     names: dict[str, dict[str, str]] = {}
     for name, stored in file.tensors.items():
+        if _HEAD.fullmatch(name):
+            continue
         match = _NAME.fullmatch(name)
         if match is None or len(stored.shape) != 2 or not stored.dtype.is_floating_point:
             raise ConfigError(f"{folder}: {name!r} is no factor of a linear layer's update")
         names.setdefault(match["module"], {})[match["factor"]] = name
-    alphas = _patterns(config, "alpha_pattern", folder)
-    stacked = bool(config.get("target_parameters"))
-    found = {}
+    alpha = _alpha_of(config, folder)
+    stabilised = bool(config.get("use_rslora"))
+    found: dict[str, LowRank | StackedLowRank] = {}
     for module, factors in names.items():
         if len(factors) != 2:
             raise ConfigError(f"{folder}: the update of {module!r} has one factor instead of two")
         a, b = file.tensor(factors["A"]), file.tensor(factors["B"])
         if not len(a) or b.shape[1] != len(a):
             raise ConfigError(f"{folder}: the factors of {module!r} have shapes {list(a.shape)} and {list(b.shape)}")
-        rank = _rank(config, folder) if stacked and _STACKED.fullmatch(module) else len(a)
-        found[module] = LowRank(a, b, _scale(config, alphas, module, rank, folder))
+        if match := _STACKED.fullmatch(module):
+            alphas = alpha(f"{match['experts']}.gate_up_proj"), alpha(f"{match['experts']}.down_proj")
+            found[module] = StackedLowRank(a, b, alphas, stabilised)
+        else:
+            found[module] = LowRank(a, b, scale_of(alpha(module), len(a), stabilised))
     return found
 
 
-def _rank(config: Mapping[str, Any], folder: Path) -> int:
-    """That of each expert, where the tensors have all of them."""
-    rank = config.get("r")
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1 or config.get("rank_pattern"):
-        raise ConfigError(f"{folder}: r is {rank!r}, or not the same for all; experts need one rank")
-    return rank
+def _alpha_of(config: Mapping[str, Any], folder: Path) -> Callable[[str], float]:
+    """A function from the name of a module or of a parameter of experts to its alpha."""
+    patterns, targets = _patterns(config, "alpha_pattern", folder), config.get("target_parameters") or []
+    if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+        raise ConfigError(f"{folder}: target_parameters is no list of names")
+    # By PEFT's default where the config says nothing.
+    values = [*patterns, (None, config.get("lora_alpha", 8))]
+    if wrong := [v for _, v in values if isinstance(v, bool) or not isinstance(v, int | float) or not abs(v) <= _MOST]:
+        raise ConfigError(f"{folder}: lora_alpha or alpha_pattern has {wrong[0]!r}, which is no number")
 
+    def alpha(name: str) -> float:
+        weight = f"{name}.weight"
+        # A layer that was changed by its parameter bears the parameter's name.
+        known = weight if any(f".{weight}".endswith(f".{target}") for target in targets) else name
+        return float(next(value for pattern, value in values if pattern is None or pattern.fullmatch(known)))
 
-def _scale(config: Mapping[str, Any], alphas: Patterns, module: str, rank: int, folder: Path) -> float:
-    """``alpha / rank``, or over its root with rank-stabilised adapters (Kalajdzievski 2023)."""
-    default = config.get("lora_alpha", rank)
-    alpha = next((alpha for pattern, alpha in alphas if pattern.fullmatch(module)), default)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
-        raise ConfigError(f"{folder}: lora_alpha is {alpha!r} and no number")
-    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return alpha
 
 
 def _patterns(config: Mapping[str, Any], name: str, folder: Path) -> Patterns:

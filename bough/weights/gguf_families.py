@@ -72,6 +72,14 @@ _WITH_SINKS = {
     "post_attention_norm": "post_attention_layernorm",
     "attn_sinks.weight": "self_attn.sinks",
 }
+_OF_LLAMA4 = {
+    **{
+        key: name.replace("mlp.", "feed_forward.")
+        for key, name in {**IN_LAYER, **_EXPERTS}.items()
+        if name.startswith("mlp.")
+    },
+    "ffn_gate_inp": "feed_forward.router",
+}
 _OF_BERT = {
     **{f"attn_{name[0]}": f"attention.self.{name}" for name in ("query", "key", "value")},
     "attn_output": "attention.output.dense",
@@ -219,6 +227,21 @@ def _gpt_oss(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any
     }
 
 
+def _llama4(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """What files do not tell is as in the releases: chunks, which layers rotate, and what late queries grow by."""
+    if meta.get("{}.attention.sliding_window") == 0:
+        raise ConfigError("GGUF files of the architecture llama4 whose layers all see everything are not supported")
+    n_experts = meta.size("{}.expert_count")
+    return {
+        "intermediate_size": meta.size("{}.expert_feed_forward_length"),
+        "intermediate_size_mlp": meta.size("{}.feed_forward_length"),
+        "num_local_experts": n_experts,
+        "num_experts_per_tok": meta.size("{}.expert_used_count"),
+        "interleave_moe_layer_step": meta.size("{}.interleave_moe_layer_step"),
+        "use_qk_norm": n_experts != 128,  # as Maverick
+    }
+
+
 def _deepseek(meta: Metadata, tensors: Mapping[str, TensorInfo]) -> dict[str, Any]:
     """Sizes of heads have names of their own since the others became those of what is cached, a latent."""
     rotated = meta.size("{}.rope.dimension_count")
@@ -343,6 +366,7 @@ FAMILIES = {
     ),
     "ernie4_5": Family(model_type="ernie4_5", settings=_ernie),
     "smollm3": Family(model_type="smollm3", permuted=True),
+    "llama4": Family(model_type="llama4_text", names=_OF_LLAMA4, settings=_llama4),
     "gpt-oss": Family(model_type="gpt_oss", names=_WITH_SINKS, settings=_gpt_oss),
     "deepseek2": Family(model_type="deepseek_v2", names=_BESIDE_SHARED, settings=_deepseek),
     "bert": Family(

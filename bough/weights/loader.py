@@ -56,8 +56,8 @@ class Checkpoint(Protocol):
 
     Attributes:
         path: the file or folder.
-        config: as in ``config.json``; ``rope_scaling`` (None or a dict with ``rope_type``) and ``tie_word_embeddings``
-            are always present.
+        config: as in ``config.json``; where ``rope_scaling`` is present, it is None or a dict with ``rope_type``, and
+            ``tie_word_embeddings`` is true where there is no head.
         generation_config: as in ``generation_config.json``, empty if there is none.
         tokenizer_source: what a tokenizer is built from.
         pooling: how embeddings are made of hidden states, where it tells.
@@ -281,10 +281,11 @@ def _plain_config(config: dict[str, Any], has_head: bool) -> dict[str, Any]:
         plain |= {key: together[key] for key in ("rope_theta", "partial_rotary_factor") if key in together}
     if isinstance(scaling, dict):
         scaling = {("rope_type" if key == "type" else key): value for key, value in scaling.items()}
-    if not isinstance(scaling, dict) or scaling.get("rope_type", "default") == "default":
-        scaling = None
-    plain["rope_scaling"] = scaling
-    plain["tie_word_embeddings"] = plain.get("tie_word_embeddings") is True or not has_head
+        plain["rope_scaling"] = None if scaling.get("rope_type", "default") == "default" else scaling
+    else:  # the architecture's own
+        plain.pop("rope_scaling", None)
+    if not has_head:
+        plain["tie_word_embeddings"] = True
     return plain
 
 

@@ -1,4 +1,4 @@
-"""Folders whose weights are quantised: AWQ, GPTQ, compressed-tensors, FP8, bitsandbytes, MXFP4.
+"""Folders whose weights are quantised: AWQ, GPTQ, AutoRound, compressed-tensors, FP8, bitsandbytes, MXFP4.
 
 ``quantization_config`` of the config names the method. A weight ``X.weight`` is then a few tensors under other names,
 read either as integers with scales, for the methods that a kernel multiplies with, or decoded. Shapes: N outputs, K
@@ -166,14 +166,30 @@ def _gptq(settings: Mapping[str, Any]) -> Method:
     """GPTQ (Frantar et al. 2022): inputs by outputs, in the first form with zeros that are one too low."""
     bits = _setting(settings, "bits", (2, 3, 4, 8))
     lower = _setting(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
+    return _inputs_by_outputs("GPTQ", bits, lower, ordered=True)
+
+
+def _auto_round(settings: Mapping[str, Any]) -> Method:
+    """AutoRound (Cheng et al. 2023): packed like AWQ, or like GPTQ with the groups of inputs in order."""
+    packing = _setting(settings, "packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"))
+    bits = _setting(settings, "bits", (2, 3, 4, 8))
+    layers = settings.get("extra_config") or {}
+    for layer in layers.values() if isinstance(layers, Mapping) else ():
+        _setting(layer if isinstance(layer, Mapping) else {}, "bits", (bits, 16, 32), bits)
+    return _awq(settings) if packing.endswith("awq") else _inputs_by_outputs("AutoRound", bits, True, ordered=False)
+
+
+def _inputs_by_outputs(name: str, bits: int, lower: bool, ordered: bool) -> Method:
+    """``lower``: zeros are one too low; ``ordered``: the group of each input is told."""
 
     def read(get: Get) -> Integers:
         q = unpacked(get("qweight"), bits, 0).mT.contiguous()
         zero = (unpacked(get("qzeros"), bits, 1).float() + lower).mT.contiguous()
         scale = get("scales").float().mT.contiguous()
-        return _checked(Integers(q, scale, zero, _groups_of(get("g_idx"), q, scale), max(bits, 4)))
+        groups = _groups_of(get("g_idx"), q, scale) if ordered else None
+        return _checked(Integers(q, scale, zero, groups, max(bits, 4)))
 
-    return _of_integers(f"GPTQ, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
+    return _of_integers(f"{name}, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
 
 
 def _compressed(settings: Mapping[str, Any]) -> Method:
@@ -362,6 +378,7 @@ def _mxfp4(settings: Mapping[str, Any]) -> None:
 METHODS: dict[str, Callable[[Mapping[str, Any]], Method | None]] = {
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _auto_round,
     "compressed-tensors": _compressed,
     "fp8": _fp8_folder,
     "fbgemm_fp8": _fp8_folder,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from bough.base.errors import ConfigError
 from bough.base.plan import NO_ADAPTER
-from bough.device.lora.pool import MAX_RANK, AdaptedLayer, AdapterPool, LowRank
+from bough.device.lora.pool import MAX_RANK, AdaptedLayer, AdapterPool
+from bough.device.lora.updates import LowRank
 from bough.device.ops.registry import Ops
 from tests.device.test_packed import randn
 

@@ -10,7 +10,8 @@ import torch
 
 from bough.base.plan import NO_ADAPTER
 from bough.device.layers.moe import Expert, Experts
-from bough.device.lora.pool import AdapterPool, LowRank
+from bough.device.lora.pool import AdapterPool
+from bough.device.lora.updates import LowRank
 from bough.device.ops.experts import HeldWeight
 from bough.device.ops.reference import ReferenceOps
 

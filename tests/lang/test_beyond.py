@@ -8,18 +8,17 @@ import enum
 import json
 import re
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import msgspec
 import pydantic
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import bough as sgl
-from bough.lang.backends.base import AsyncBackend, BaseBackend
-from bough.lang.errors import BackendError, Cancelled
+from bough.lang.backends.base import AsyncBackend
 from bough.lang.types import Answer, partial_json
 from bough.lang.waiting import Signal
 
@@ -299,6 +298,44 @@ def test_join_says_when_nobody_will_do() -> None:
 
 
 @sgl.function
+def broad(s: Any, n: int, tokens: int) -> list[Any]:
+    s += "x"
+    forks = s.fork(n)
+    forks += sgl.gen("v", max_tokens=tokens)
+    return [fork.error() for fork in forks]
+
+
+@given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 30))
+@settings(max_examples=25, deadline=None)
+def test_branches_share_a_budget(n: int, tokens: int, budget: int) -> None:
+    """Whatever was reserved and not used, others get; together they never generate more."""
+    backend = sgl.FakeBackend(default="one two three four five")
+    state = broad.options(limits=sgl.Limits(tokens=budget)).run(n, tokens, backend=backend)
+    state.sync()
+    assert state.report().total.generated == min(budget, n * min(tokens, 5))
+    assert all(error is None or isinstance(error, sgl.LimitExceeded) for error in state.ret_value)
+
+
+def test_a_stream_that_is_cut_counts_what_came() -> None:
+    class Slow(sgl.FakeBackend):
+        async def agenerate_stream(self, s: Any, sampling_params: Any) -> Any:
+            async for piece, meta in super().agenerate_stream(s, sampling_params):
+                yield piece, {**meta, "finish_reason": None}
+                if meta["completion_tokens"] == 2:
+                    await asyncio.Event().wait()
+
+    state = two.run(backend=Slow(default="one two three"), stream=True)
+    pieces = state.text_iter("a")
+    text = ""
+    while text != "one two":
+        text += next(pieces)
+    state.cancel()
+    state.sync()
+    (call,) = state.report().calls
+    assert (call.prompt_tokens, call.generated_tokens, call.wasted_tokens) == (1, 2, 2)
+
+
+@sgl.function
 def two(s: Any) -> None:
     s += "x" + sgl.gen("a") + "y" + sgl.gen("b")
 
@@ -316,149 +353,6 @@ def test_limits() -> None:
     hung = vote.options(limits=sgl.Limits(seconds=0.05), retry=sgl.Retry(attempts=1))
     with pytest.raises(sgl.ProgramError, match="0.05 s"):
         hung.run("h", backend=Gated({"h": "1"}, held=("h",)))
-
-
-class Flaky(BaseBackend):
-    """Blocks, as a user's own backend may; fails the first times."""
-
-    def __init__(self, *errors: Exception) -> None:
-        super().__init__()
-        self.errors = list(errors)
-
-    def generate(self, s: Any, sampling_params: Any) -> Any:
-        assert threading.current_thread() is not threading.main_thread()
-        if self.errors:
-            raise self.errors.pop(0)
-        return "ok", {}
-
-
-def test_retries() -> None:
-    again = two.options(retry=sgl.Retry(attempts=3, delay=0.0))
-    passing = [BackendError("busy", 503), BackendError("later", 429, retry_after=0.0)]
-    state = again.run(backend=Flaky(*passing))
-    assert state["b"] == "ok" and state.report().calls[0].attempts == 3
-    for wrong in (BackendError("wrong", 400), RuntimeError("bug")):
-        with pytest.raises(sgl.ProgramError, match=r"gen\('a'\) at .*test_beyond.py:\d+ in two failed") as caught:
-            again.run(backend=Flaky(wrong))["a"]
-        assert caught.value.__cause__ is wrong
-
-
-def test_cancelling_a_program_stops_its_calls() -> None:
-    backend = Gated({}, held=("x",))
-    state = two.run(backend=backend)
-    while not backend.running:
-        time.sleep(0.001)
-    state.cancel("enough")
-    with pytest.raises(Cancelled, match="enough"):
-        state["a"]
-    state.sync()
-    assert backend.stopped == ["x"] and isinstance(state.error(), Cancelled)
-
-
-def test_nothing_hangs_after_a_cancellation() -> None:
-    state = two.run(backend=Gated({}, held=("x",)))
-    state.cancel("enough")
-    state += "more" + sgl.gen("c")
-    with pytest.raises(Cancelled, match="enough"):
-        state["c"]
-    state += sgl.gen("d")
-    assert state.get_meta_info("d", timeout=60) is None
-    with pytest.raises(Cancelled, match="enough"):
-        state["d"]
-
-
-def test_nothing_hangs_after_a_failure() -> None:
-    state = two.run(backend=Flaky(RuntimeError("down")))
-    state += "more" + sgl.gen("c")
-    state.sync()
-    assert state.text() == "x" and str(state.error()) == "down"
-    for name in "abc":
-        with pytest.raises(KeyError, match="down"):
-            state[name]
-    with pytest.raises(sgl.ProgramError, match="down"):
-        list(two.run(backend=sgl.FakeBackend({"x": RuntimeError("down")}), stream=True).text_iter())
-
-
-def more_gen(s: Any) -> Any:
-    s += "more" + sgl.gen("b")
-    return s["b"]
-
-
-def more_meta(s: Any) -> Any:
-    s += sgl.gen("b")
-    return s.get_meta_info("b", timeout=60) or s["b"]
-
-
-def more_select(s: Any) -> Any:
-    s += sgl.select("b", ["x", "y"])
-    return s["b"]
-
-
-def more_scope(s: Any) -> Any:
-    with s.var_scope("b"):
-        s += "more"
-    return s["b"]
-
-
-def more_branches(s: Any) -> Any:
-    forks = s.fork(2)
-    forks += sgl.gen("b")
-    return forks[1]["b"]
-
-
-def more_joined(s: Any) -> None:
-    forks = s.fork(2)
-    forks += sgl.gen("b")
-    forks.join()
-
-
-def more_awaited(s: Any) -> Any:
-    s += sgl.gen("b")
-    return asyncio.run(s.get("b"))
-
-
-@pytest.mark.parametrize(
-    "more", [more_gen, more_meta, more_select, more_scope, more_branches, more_joined, more_awaited]
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_appended_after_a_failure_fails(more: Callable[[Any], Any], stream: bool) -> None:
-    """Whoever reads it is told, instead of waiting for what will never be."""
-
-    @sgl.function
-    def goes_on(s: Any, question: str) -> Any:
-        s += question + sgl.gen("a")
-        s.error()
-        return more(s)
-
-    backend = sgl.FakeBackend({"boom": RuntimeError("down")})
-    seen: list[Any] = []
-
-    def run() -> None:
-        try:
-            state = goes_on.run("boom", backend=backend, stream=stream)
-            list(state.text_iter("b"))
-        except sgl.ProgramError as error:
-            seen.append(error)
-        seen.extend(goes_on.run_batch([{"question": q} for q in ("hi", "boom", "ho")], backend=backend))
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert "down" in str(seen[0])
-    assert [str(state.error()) for state in seen[1:]] == ["None", "down", "None"]
-
-
-def test_a_body_that_fails_in_a_stream_is_heard() -> None:
-    @sgl.function
-    def broken(s: Any) -> None:
-        s += "a"
-        raise ZeroDivisionError("oops")
-
-    state = broken.run(backend=sgl.FakeBackend(), stream=True)
-    with pytest.raises(sgl.ProgramError, match="oops"):
-        list(state.text_iter())
-    assert isinstance(state.error(), ZeroDivisionError)
 
 
 def test_one_item_of_a_batch_fails_alone() -> None:

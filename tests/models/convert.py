@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3",
     "granite": "granite", "olmo2": "olmo2", "olmoe": "olmoe", "glm4": "glm4", "cohere2": "cohere2",
     "smollm3": "smollm3", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
-    "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "llama4_text": "llama4", "gpt_oss": "gpt-oss", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
 }  # fmt: skip
 """``model_type`` -> architecture of GGUF."""
 
@@ -77,6 +77,9 @@ def _split(weights: dict[str, Array], config: dict[str, Any], whole_latents: boo
             for i, part in enumerate(("gate_proj", "up_proj")):
                 half = weight[..., i::2] if end == ".bias" else weight[..., i::2].swapaxes(1, 2)
                 found[name.split("gate_up_proj")[0] + part + end] = np.ascontiguousarray(half)
+        elif name.endswith("gate_up_proj") and config["model_type"] == "llama4_text":
+            for half, part in zip(np.split(weight.swapaxes(1, 2), 2, axis=1), ("gate_proj", "up_proj")):
+                found[name.replace("gate_up_proj", f"{part}.weight")] = np.ascontiguousarray(half)
         elif name.endswith("experts.down_proj"):
             found[f"{name}.weight"] = np.ascontiguousarray(weight.swapaxes(1, 2))
         elif name.endswith("kv_b_proj.weight") and not whole_latents:
@@ -97,7 +100,7 @@ def _joined(weights: dict[str, Array], config: dict[str, Any], whole_latents: bo
     for name, weight in weights.items():
         if ".experts.gate_proj" in name:
             up = weights[name.replace("gate_proj", "up_proj")]
-            both = np.stack((weight, up), axis=2)
+            both = np.stack((weight, up), axis=1 if config["model_type"] == "llama4_text" else 2)
             flat = both.reshape(len(both), -1, *weight.shape[2:])
             end = "_bias" if name.endswith("bias") else ""
             found[name.rsplit("gate_proj", 1)[0] + f"gate_up_proj{end}"] = flat if end else flat.swapaxes(1, 2)
@@ -163,7 +166,7 @@ def _settings(writer: Any, config: dict[str, Any], arch: str) -> None:
         (writer.add_block_count, config["num_hidden_layers"]),
         (writer.add_context_length, config["max_position_embeddings"]),
         (writer.add_embedding_length, hidden),
-        (writer.add_feed_forward_length, config["intermediate_size"]),
+        (writer.add_feed_forward_length, config.get("intermediate_size_mlp", config["intermediate_size"])),
         (writer.add_head_count, heads),
         *(
             []
@@ -194,7 +197,9 @@ def _settings(writer: Any, config: dict[str, Any], arch: str) -> None:
             add(value)
     if arch in ("gemma2", "gemma3", "cohere2"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
-    if arch == "gpt-oss":
+    if arch == "llama4":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    if arch in ("gpt-oss", "llama4"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     _rope_scaling(writer, full, head_dim)
     writer.add_tokenizer_model("gpt2")

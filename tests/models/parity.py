@@ -115,6 +115,7 @@ CASES = {
     "ernie4_5": Case("ernie4_5", {"head_dim": 32}),
     "ernie4_5-biases": Case("ernie4_5", {"use_bias": True, "tie_word_embeddings": False}),
     "llama4_text": Case("llama4_text", {**LLAMA4, "num_experts_per_tok": 2, "rope_parameters": LLAMA3}, 0.2),
+    "llama4_text-yarn": Case("llama4_text", {**LLAMA4, "rms_norm_eps": 1e-2, "rope_parameters": YARN}, 0.2),
     "llama4": Case("llama4", {
         "text_config": {**COMMON, **LLAMA4, "attention_bias": True, "use_qk_norm": False, "moe_layers": [0, 1]},
         "vision_config": {

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from bough.base.errors import ConfigError, InvalidRequest
 from bough.engine.engine import Engine
+from bough.text.tokenizer import Tokenizer as BoughTokenizer
 from tests.real import MINILM, fetched
 
 FLAGS: dict[str, Any] = {"dtype": "float32", "threads": 1, "max_running": 4}
@@ -153,6 +154,21 @@ def test_pairs_are_cut_as_transformers_cuts_them(tmp_path: Path) -> None:
             np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-4)
         with pytest.raises(InvalidRequest, match="does not fit"):
             tokenizer.encode_pair("the", "cat", 2)
+
+
+def test_texts_are_cut_as_transformers_cuts_them(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder = cross_encoder(tmp_path, 1)
+    ours, theirs = BoughTokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    for side in ("right", "left"):
+        for most in (2, 3, 4, 9, 40):
+            theirs.truncation_side = side
+            wanted = theirs("the cat sat on a mat " * 3, truncation=True, max_length=most)
+            assert ours.encode_cut("the cat sat on a mat " * 3, most, left=side == "left") == wanted["input_ids"]
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        ours.encode_cut("the cat", 1)
+    assert ours.encode_cut("the cat", 1, add_special=False) == ours.encode("the", add_special=False)
 
 
 def test_a_cross_encoder_behind_http(tmp_path: Path) -> None:

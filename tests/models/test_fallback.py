@@ -91,10 +91,15 @@ def test_an_answer_does_not_depend_on_its_company(kind: str, tmp_path: Path) -> 
     [("bloom", {"n_layer": 1, "hidden_size": 32, "n_head": 2}), ("mamba", {"num_hidden_layers": 1, "hidden_size": 32}),
      ("diffllama", {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}),
      ("mpt", {"d_model": 32, "n_heads": 2, "n_layers": 1}), ("nothing", {}),
-     ("codegen", {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8})],
+     ("codegen", {"n_embd": 32, "n_layer": 1, "n_head": 2, "rotary_dim": 8}),
+     ("bart", {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}),
+     ("camembert", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}),
+     ("falcon_h1", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+                    "intermediate_size": 32, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8})],
 )  # fmt: skip
 def test_what_is_no_such_model_is_refused(name: str, options: dict[str, int], tmp_path: Path) -> None:
-    """Layers that attend in another way than through transformers' interface, or do not attend."""
+    """Layers that attend in another way than through transformers' interface, in both directions, from positions of
+    their own, or not only."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if name == "nothing":

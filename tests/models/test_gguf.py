@@ -31,6 +31,9 @@ ASSUMED = {
     "gemma2": Case("gemma2", {"head_dim": 32, "sliding_window": 21, "query_pre_attn_scalar": 32,
                               "attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}),
     "gemma3_text": Case("gemma3_text", {**CASES["gemma3_text"].options, "query_pre_attn_scalar": 32}),
+    "llama4_text": Case("llama4_text", {
+        **CASES["llama4_text"].options, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+    }),
     "gpt_oss": Case("gpt_oss", {**CASES["gpt_oss"].options, "swiglu_limit": 7.0}),
     "deepseek_v2-greedy": Case("deepseek_v2", {**CASES["deepseek_v2-greedy"].options, "attention_bias": False}),
     # Of both scales of YaRN files have one. The latents' projections are whole blocks.
@@ -97,10 +100,10 @@ def test_half_a_projection_of_latents_is_refused(tmp_path: Path) -> None:
         join_heads(torch.zeros(4, 32, 8), torch.zeros(4, 8, 24))
 
 
-ROUTED = "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3"
+ROUTED = "mixtral", "qwen2_moe", "gpt_oss", "llama4_text", "deepseek_v3"
 QUANTISED = [
     *itertools.product(["llama", "mixtral", "gemma3_text", "phi3", "qwen2_moe"], ["Q8_0", "Q4_0", "Q5_0", "Q5_1"]),
-    ("gpt_oss", "MXFP4"), ("gpt_oss", "Q8_0"), ("deepseek_v3", "Q8_0"),
+    ("gpt_oss", "MXFP4"), ("gpt_oss", "Q8_0"), ("llama4_text", "Q8_0"), ("deepseek_v3", "Q8_0"),
 ]  # fmt: skip
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from bough.base.errors import NotFound
-from bough.base.messages import Control, Request
+from bough.base.messages import Control, Namespace, Request
 from bough.base.program import Grant, Lease, Program
+from bough.scheduler.programs import CANCELLED_SECONDS, TURN_SECONDS
 
 from .world import World, request
 
@@ -162,6 +164,69 @@ def test_a_program_that_is_passed_over_goes_first_in_the_end() -> None:
         ended += 1
         w.step()
         assert ended < 2000, "starved"
+
+
+def test_a_turn_ends_by_the_clock() -> None:
+    """A program that goes on for ever does not keep its turn from the next that waits."""
+    w = world(max_running=1, max_wait=0.5)
+    programs = w.scheduler._programs
+    w.submit(call("now", [5] * 50, id="now", tokens=200))
+    w.step()
+    w.submit(call("long", [1] * 20, id="long", tokens=400), call("next", [2] * 20, id="next", tokens=4))
+    w.now += 1.0
+    while w.readers["now"].finish is None:
+        w.step()
+    w.step()
+    assert programs.turn is not None and programs.turn.key[1] == "long"
+    w.now += TURN_SECONDS
+    w.step()
+    assert programs.turn is None
+    w.run()
+    assert w.readers["next"].finish is not None
+
+
+def test_what_a_program_asks_for_moves_its_own_tenants_programs_only() -> None:
+    w = world(cells=1024, max_running=1)
+
+    def ask(name: str, tenant: str, **said: Any) -> Request:
+        return structs.replace(call(name, [5] * 50, id=name, **said), namespace=Namespace(tenant=tenant))
+
+    w.submit(ask("now", "a"))
+    w.step()
+    w.submit(ask("first", "a"), ask("second", "b"), ask("third", "b", priority=1 << 20, deadline=0.001))
+    order: list[str] = []
+    while not w.scheduler.idle:
+        w.step()
+        order += [rid for rid, reader in w.readers.items() if reader.finish and rid not in order]
+    assert order == ["now", "first", "third", "second"]
+
+
+def test_a_budget_that_is_named_late_counts_what_was_before() -> None:
+    w = world()
+    w.submit(call("r0", [1, 2, 3], id="p", tokens=10))
+    w.run()
+    w.submit(call("r1", [1, 2, 4], id="p", tokens=10, budget=15))
+    w.run()
+    assert len(w.readers["r1"].tokens) == 5 and grant(w, "r1").budget == 0
+    w.submit(call("r2", [1, 2, 5], id="q", tokens=10))
+    w.run()
+    w.submit(call("r3", [1, 2, 6], id="q", budget=10))
+    finish = w.readers["r3"].finish
+    assert finish is not None and (finish.status, finish.param) == (400, "program.budget")
+
+
+def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
+    w = world()
+    w.submit(call("r0", [1, 2, 3], id="p", tokens=50))
+    w.step()
+    w.scheduler.receive(Control(1, "cancel_program", {"tenant": "", "program": "p"}))
+    w.submit(call("r1", [1, 2, 4], id="p"))
+    finish = w.readers["r1"].finish
+    assert finish is not None and (finish.status, finish.param) == (400, "program.id")
+    w.now += CANCELLED_SECONDS
+    w.submit(call("r2", [1, 2, 4], id="p"))
+    w.run()
+    assert len(w.readers["r2"].tokens) == 4, "by then it is another program"
 
 
 @pytest.mark.parametrize("declared", [False, True])

@@ -62,7 +62,7 @@ class Fairness:
         queue = self._scheduler._queue
         waiting = queue.reqs()
         require(req in waiting, "I13 order", "somebody was admitted who did not wait")
-        # Programs are aged by what others were served, not by the clock.
+        # Programs have turns instead, which the ledger checks.
         aged = [other for other in waiting if self._settings.policy != "program" or other.program is None]
         oldest = min(aged, key=lambda other: other.order, default=req)
         if req is oldest:

@@ -14,7 +14,7 @@ from bough.kv.radix import RadixTree
 from bough.scheduler.finish import OVER_BUDGET
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.program_policy import ProgramPolicy, fork_of
-from bough.scheduler.programs import GROWTH
+from bough.scheduler.programs import CANCELLED_SECONDS, GROWTH
 from bough.scheduler.req import Req
 
 from .invariants import nodes
@@ -40,11 +40,16 @@ def key_of(request: Request) -> Key | None:
 class Accounts:
     """The programs of one simulation. A budget is the same for all requests of a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._accounts: dict[Key, _Account] = {}
+        self._cancelled: dict[Key, float] = {}
 
     def refuses(self, request: Request) -> bool:
-        """The program of ``request`` has nothing left to generate."""
+        """The program of ``request`` has nothing left to generate, or was cancelled a moment ago."""
+        key = key_of(request)
+        if key in self._cancelled and self._clock() - self._cancelled[key] < CANCELLED_SECONDS:
+            return True
         account = self._accounts.get(key_of(request) or ("", ""))
         return account is not None and account.budget is not None and account.spent >= account.budget
 
@@ -77,11 +82,13 @@ class Accounts:
         require(not cut or account.spent == account.budget, "I16 budget", "{} was cut at {}", key, account.spent)
         return cut
 
-    def closed(self, key: Key) -> list[str]:
+    def closed(self, key: Key, cancelled: bool) -> list[str]:
         """The program ``key`` gets no more requests; the ids of those it has."""
         account = self._accounts.get(key)
         if account is None:
             return []
+        if cancelled:
+            self._cancelled[key] = self._clock()
         account.ended = True
         if not account.rids:
             del self._accounts[key]
@@ -98,6 +105,8 @@ class Ledger:
         self._scheduler = scheduler
         self._kv = kv
         self._clock = clock
+        self._since: dict[int, float] = {}
+        """Clock reading from which on each program waits."""
         self._tree, self._policy = kv.claims._tree, kv.claims._policy
         self._watch_admissions()
 
@@ -168,15 +177,44 @@ class Ledger:
 
     def _watch_admissions(self) -> None:
         queue = self._scheduler._queue
-        take = queue.take
-        policy = queue._policy
+        take, push = queue.take, queue.push
+        policy, programs = queue._policy, self._scheduler._programs
 
         def watched(req: Req) -> None:
             if isinstance(policy, ProgramPolicy) and req not in self._scheduler._planner.suspects:
                 self._admitted(req)
             take(req)
+            if req.program is not None:
+                self._since[req.program.number] = programs.now
 
-        queue.take = watched  # type: ignore[method-assign]
+        def watched_push(req: Req) -> None:
+            state = req.program
+            if state is not None and not any(other.program is state for other in queue.reqs()):
+                self._since[state.number] = programs.now
+            push(req)
+
+        queue.take, queue.push = watched, watched_push  # type: ignore[method-assign]
+
+    def _turn(self, req: Req, waiting: list[Req]) -> bool:
+        """Whether it is the turn of the program of ``req``; nobody goes before whoever has one, or is due one."""
+        programs, name = self._scheduler._programs, "I21 turns"
+        there = {o.program.number: o.program for o in waiting if o.program is not None}
+        turn = programs.turn
+        if turn is not None:
+            require(programs.now < programs._turn_ends, name, "the turn of {} has no end", turn.key)
+        elif there and programs.service >= programs._next_turn:
+            longest = min(there, key=lambda number: (self._since[number], number))
+            overdue = programs.now - self._since[longest] > programs.max_wait
+            require(not overdue, name, "{} went before {}", req.request.rid, there[longest].key)
+        if turn is None or turn.number not in there:
+            return False
+        if not programs.turn_is_up:
+            state = req.program
+            own = state is None or state is turn or state.seated or fork_of(req) == programs.fork
+            require(own, name, "{} sat down before {}", req.request.rid, turn.key)
+            return False
+        require(req.program is turn, name, "{} went before {}", req.request.rid, turn.key)
+        return True
 
     def _admitted(self, req: Req) -> None:
         programs, queue = self._scheduler._programs, self._scheduler._queue
@@ -184,15 +222,11 @@ class Ledger:
         oldest = min((o.order for o in waiting if o.program is None), default=-1)
         if req.order == oldest:
             return  # whose turn it may be by its age alone
+        if self._turn(req, waiting):
+            return
         siblings = [o for o in waiting if o.program is not None and fork_of(o) == programs.fork]
         require(not siblings or req in siblings, "I21 forks", "{} came between siblings", req.request.rid)
         if siblings:
-            return
-        aged = [o for o in waiting if o.program is not None and o.program.aged <= programs.service]
-        if aged:
-            # A request of no program that came before the program's may go first: there is an end of those.
-            single = req.program is None and req.order < max(o.order for o in aged)
-            require(single or req in aged, "I21 aging", "{} went before {}", req.request.rid, aged[0].request.rid)
             return
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:

@@ -19,7 +19,7 @@ from bough.base.messages import Request
 from bough.base.params import SamplingParams
 from bough.base.program import Lease, Program
 from bough.scheduler.planner import HEADROOM_FLOOR, HEADROOM_START
-from bough.scheduler.programs import AGING
+from bough.scheduler.programs import TURN_SHARE
 
 from .adapters import NAMES
 from .grammar import constraint
@@ -30,9 +30,9 @@ from .oracle import CONTEXT, NAMESPACES, VOCAB, expect, text_of
 class Settings:
     """The world of one run.
 
-    ``aging`` is that of the policy ``program``: small enough that somebody gets old in a short run. ``headroom`` is
-    what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says how many
-    forwards the device may be behind the host.
+    ``turn_share`` is that of the policy ``program``: small enough that there are several turns in a short run.
+    ``headroom`` is what the planner's headroom begins with: the least is where it gets after quiet hours. ``lag`` says
+    how many forwards the device may be behind the host.
     """
 
     page_size: int
@@ -53,7 +53,7 @@ class Settings:
     window_cells: int = 0
     chunked: bool = False
     lag: int = 0
-    aging: float = AGING
+    turn_share: int = TURN_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ def write(seed: int) -> Script:
     """The script of ``seed``."""
     script = _adapted(_Writer(random.Random(seed)).write(), random.Random(f"adapters {seed}"), storm=False)
     script = _prefetched(_windowed(script, random.Random(f"window {seed}")), random.Random(f"ahead {seed}"))
-    aging = random.Random(f"aging {seed}").choice((AGING, AGING, 1, 0.25))
-    return replace(script, settings=replace(script.settings, aging=aging))
+    share = random.Random(f"turns {seed}").choice((TURN_SHARE, TURN_SHARE, 2, 0))
+    return replace(script, settings=replace(script.settings, turn_share=share))
 
 
 def _prefetched(script: Script, rng: random.Random) -> Script:

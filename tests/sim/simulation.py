@@ -23,7 +23,6 @@ from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager, WindowSize
 from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
-from bough.scheduler.program_policy import ProgramPolicy
 from bough.scheduler.req import Req, Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
@@ -115,7 +114,7 @@ class Simulation:
         self.readers: dict[str, Reader] = {}
         self.ended: list[Reader] = []
         self.crc = 0
-        self.accounts = Accounts()
+        self.accounts = Accounts(lambda: self.now)
         self.kv = KVManager(
             n_tokens=settings.n_cells,
             page_size=settings.page_size,
@@ -155,9 +154,7 @@ class Simulation:
             adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom
-        policy = self.scheduler._queue._policy
-        if isinstance(policy, ProgramPolicy):
-            policy.aging = settings.aging
+        self.scheduler._programs.turn_share = settings.turn_share
         Fairness(self.scheduler, self.kv, settings, lambda: self.now)
         self._checker = Checker(self.scheduler, self.kv, self.pipeline)
         self._ahead = Ahead(self.scheduler, self.kv, settings.step_tokens)
@@ -272,7 +269,7 @@ class Simulation:
     def _end_program(self, tenant: str, program: str, abort: bool) -> None:
         """Close it; with an abort, the terminal events of all its requests are there at once, and only theirs."""
         known = self.accounts.knows((tenant, program))
-        members = self.accounts.closed((tenant, program))
+        members = self.accounts.closed((tenant, program), abort)
         before = len(self.readers)
         for rid in members if abort else ():
             self.readers[rid].aborted = True

@@ -98,6 +98,12 @@ def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1, size: int 
     return write
 
 
+def auto_round(w: Tensor) -> Stored:
+    tensors, exact = gptq(4, False, True)(w)
+    del tensors["g_idx"]
+    return tensors, exact
+
+
 def packed(bits: int, size: int) -> Callable[[Tensor], Stored]:
     """``size`` of groups; -1: all inputs."""
 
@@ -219,6 +225,14 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None
     "gptq-act-order": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, gptq(4, True, False), None),
     "gptq-v2": (
         {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, gptq(4, False, False, 0), Kind.Q4_ZERO
+    ),
+    "auto-round": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32,
+         "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}}},
+        auto_round, Kind.Q4_ZERO,
+    ),
+    "auto-round-awq": (
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4}, awq, Kind.Q4_ZERO,
     ),
     "w4a16": (
         {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": group(4, "int")},
@@ -380,6 +394,9 @@ def test_a_model_computes_with_them(name: str, plain: Path, tmp_path: Path) -> N
       "sparsity_config": {"format": "sparse-24-bitmask"}},
      {"quant_method": "awq", "version": "gemv"}, {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
      {"quant_method": "bitsandbytes", "bnb_4bit_quant_type": "int4"},
+     {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:llm_compressor"},
+     {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq",
+      "extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8}}},
      {"quant_method": "fp8", "weight_block_size": [0, 1]}, {"quant_method": "fp8", "weight_block_size": 3},
      {"quant_method": "compressed-tensors", "format": "marlin-24"},
      {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {}},

@@ -19,7 +19,8 @@ from bough.base.errors import ConfigError
 from bough.base.params import SamplingParams
 from bough.base.plan import NO_ADAPTER
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdapterPool, LowRank
+from bough.device.lora.pool import AdapterPool
+from bough.device.lora.updates import ExpertStack, LowRank, StackedLowRank
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
 from bough.device.ops.reference import ReferenceOps
@@ -136,13 +137,90 @@ def test_an_adapter_of_experts_and_latents_equals_merged_weights(
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])
-@pytest.mark.parametrize("name", ["gpt_oss", "llama4_text"])
+@pytest.mark.parametrize(
+    ("name", "targets", "swapped"),
+    [
+        ("gpt_oss", ("gate_up_proj", "down_proj"), False),
+        ("llama4_text", ("gate_up_proj",), True),
+        ("llama4_text", ("gate_up_proj", "down_proj"), True),
+        ("llama4_text", ("gate_up_proj", "down_proj"), False),
+        ("olmoe", ("gate_up_proj", "down_proj"), False),
+        ("olmoe", ("gate_up_proj", "down_proj"), True),
+        ("olmoe", ("down_proj",), False),
+        ("qwen3_moe", ("gate_up_proj",), False),
+        ("mixtral", ("gate_up_proj", "down_proj"), False),
+    ],
+    ids=str,
+)
 def test_an_adapter_of_stacked_experts_equals_merged_weights(
-    name: str, kernels: str, checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+    name: str, targets: tuple[str, ...], swapped: bool, kernels: str, checkpoints: Make, make_driver: Make,
+    make_adapted: Make, tmp_path: Path,
+) -> None:  # fmt: skip
+    path = checkpoints(name)
+    adapter = write_stacked_adapter(tmp_path / "a", path, 4, targets, swapped)
+    merged = write_merged(tmp_path / "merged", path, adapter, swapped)
+    compare_merged(path, adapter, merged, kernels, make_driver, make_adapted)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "stored", "given"),
+    [
+        ("gemma3", ("mlp.gate_proj", "mlp.down_proj"), "language_model.model.", "model.language_model."),
+        ("llama", ("q_proj",), "model.", "language_model.model."),
+        ("mixtral", ("block_sparse_moe.gate", "experts.1.w2"), "block_sparse_moe", "mlp"),
+    ],
+)
+def test_layers_have_the_names_of_all_versions_of_transformers(
+    name: str, targets: tuple[str, ...], stored: str, given: str, checkpoints: Make, make_adapted: Make, tmp_path: Path
 ) -> None:
     path = checkpoints(name)
-    adapter = write_stacked_adapter(tmp_path / "a", path, 4)
-    compare_merged(path, adapter, write_merged(tmp_path / "merged", path, adapter), kernels, make_driver, make_adapted)
+    folders = [write_adapter(tmp_path / folder, path, targets) for folder in "ab"]
+    file, prefix = folders[1] / "adapter_model.safetensors", "base_model.model."
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(file).items()}
+    assert all(stored in key for key in tensors)
+    save_file({prefix + key.replace(stored, given): tensor for key, tensor in tensors.items()}, file)
+    driver = make_adapted(path, folders)
+    same, renamed, base = (add(driver, row, PROMPTS[0], place) for row, place in enumerate((0, 1, NO_ADAPTER)))
+    driver.run([same, renamed, base], 4)
+    assert torch.equal(rows_of(same), rows_of(renamed))
+    assert (rows_of(same) - rows_of(base)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_parameters_of_experts_have_ranks_and_alphas_of_their_own(
+    name: str, checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    """As PEFT writes what was asked of gates, values and the way down apart: gates and values get twice the rank."""
+    path, patterns = checkpoints(name), [{r".*\.gate_up_proj": 6}, {r".*\.gate_up_proj": 32, r".*\.down_proj": 5}]
+    adapter = write_stacked_adapter(tmp_path / "a", path, 3, rank_pattern=patterns[0], alpha_pattern=patterns[1])
+    compare_merged(path, adapter, write_merged(tmp_path / "m", path, adapter), "reference", make_driver, make_adapted)
+
+
+def test_what_an_adapter_does_to_images_is_left_out(
+    checkpoints: Make, make_driver: Make, make_adapted: Make, tmp_path: Path
+) -> None:
+    path = checkpoints("gemma3")
+    adapter = write_adapter(tmp_path / "a", path, ("q_proj",))
+    assert any("vision_tower" in name for name in read_adapter(adapter))
+    compare_merged(path, adapter, write_merged(tmp_path / "m", path, adapter), "reference", make_driver, make_adapted)
+    with pytest.raises(ConfigError, match="rank 0"):
+        make_adapted(path, [write_adapter(tmp_path / "b", path, ("mlp.fc1",))])
+
+
+def test_an_adapter_changes_no_projection_twice() -> None:
+    pool = AdapterPool(ReferenceOps("the test"), torch.float32, 1)
+    pool.stack(ExpertStack("experts", 2, ("gate", "up", "down"), 6, 3, alternating=False))
+    for e in range(2):
+        pool.layer([(f"experts.{e}.gate", 3), (f"experts.{e}.up", 3)], 6)
+        pool.layer([(f"experts.{e}.down", 6)], 3)
+    down, one = (
+        StackedLowRank(torch.ones(4, 3), torch.ones(6, 4), (1.0, 1.0), False),
+        LowRank(torch.ones(2, 3), torch.ones(6, 2), 1.0),
+    )
+    for beside, part in (("experts.base_layer", down), ("experts.1.down", one)):
+        with pytest.raises(ConfigError, match="twice"):
+            pool.install(0, {"experts": down, beside: part})
+    pool.install(0, {"experts": down})
 
 
 @pytest.mark.parametrize("kernels", ["reference", "auto"])

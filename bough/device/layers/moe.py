@@ -14,7 +14,8 @@ import torch
 from bough.base.errors import ConfigError
 from bough.device.layers.block import FeedForward
 from bough.device.layers.context import LayerContext
-from bough.device.lora.pool import AdaptedLayer, ExpertStack
+from bough.device.lora.pool import AdaptedLayer
+from bough.device.lora.updates import ExpertStack
 from bough.device.ops.experts import Clamp, ExpertParts, HeldWeight
 from bough.device.quant.base import LinearMethod
 
@@ -230,8 +231,12 @@ class GatedExpert:
 
 def read_experts(
     context: LayerContext, prefix: str, n_experts: int, names: tuple[str, str, str], hidden_size: int, inner_size: int,
+    swapped: bool = False,
 ) -> Experts:  # fmt: skip
-    """Experts whose weights the checkpoint has one by one, as ``prefix.0.name.weight`` of ``names``: gate, up, down."""
+    """Experts whose weights the checkpoint has one by one, as ``prefix.0.name.weight`` of ``names``: gate, up, down.
+
+    ``swapped`` as in :class:`bough.device.lora.updates.ExpertStack`.
+    """
     gate, up, down = names
 
     def read(e: int) -> tuple[LinearMethod, LinearMethod]:
@@ -242,19 +247,22 @@ def read_experts(
             context.linear([(f"{name}.weight", size) for name, size in second], inner_size, None),
         )
 
-    experts = adaptable(context, prefix, [read(e) for e in range(n_experts)], names, hidden_size, inner_size)
+    experts = adaptable(
+        context, prefix, [read(e) for e in range(n_experts)], names, hidden_size, inner_size, False, swapped
+    )
     return Experts(context, experts, hidden_size, inner_size)
 
 
 def adaptable(
     context: LayerContext, prefix: str, experts: Sequence[tuple[LinearMethod, LinearMethod]],
     names: tuple[str, str, str], hidden_size: int, inner_size: int, alternating: bool = False,
+    swapped: bool = False,
 ) -> list[Expert]:  # fmt: skip
     """Experts of (gates and values, way down), with what adapters add: to projections ``prefix.0.name`` of ``names``,
-    or to all of them at once, where the outputs of the first are ``alternating`` or not (:class:`ExpertStack`)."""
+    or to all of them at once, as :class:`ExpertStack` says."""
     gate, up, down = names
     if context.adapters is not None:
-        stack = ExpertStack(prefix, len(experts), names, hidden_size, inner_size, alternating)
+        stack = ExpertStack(prefix, len(experts), names, hidden_size, inner_size, alternating, swapped)
         context.adapters.stack(stack)
     return [
         Expert(

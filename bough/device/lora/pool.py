@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from bough.base.errors import ConfigError
 from bough.base.plan import NO_ADAPTER
+from bough.device.lora.updates import ExpertStack, LowRank, StackedLowRank, Updates
 from bough.device.ops.library import LinearParts
 from bough.device.ops.lora import CapturedLora, LoraOp, LoraPlaces, Runs, Update, padded_rank
 from bough.device.ops.registry import Ops
@@ -17,54 +19,8 @@ Tensor = torch.Tensor
 
 MAX_RANK = 256
 
-
-@dataclass(frozen=True, slots=True)
-class LowRank:
-    """The update of one projection, ``scale * b a``: a [R, n_in], b [n_out, R]."""
-
-    a: Tensor
-    b: Tensor
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertStack:
-    """All experts of a layer, as PEFT updates them where they are one parameter (its ``target_parameters``): factors a
-    [E * R, n_in], one expert behind the other, and b [n_out, R * E], the experts of each rank side by side.
-
-    Attributes:
-        prefix: of the experts' names, which are ``prefix.3.gate_proj``.
-        names: gates, values, the way down.
-        alternating: outputs of the first projection are a gate, a value, a gate, ...; otherwise gates, then values.
-    """
-
-    prefix: str
-    n_experts: int
-    names: tuple[str, str, str]
-    hidden_size: int
-    inner_size: int
-    alternating: bool
-
-    def split(self, part: LowRank) -> dict[str, LowRank]:
-        """The updates by expert and projection; ConfigError for shapes that are of neither parameter."""
-        rank, rest = divmod(len(part.a), self.n_experts)
-        sizes = part.a.shape[1], len(part.b)
-        gate, up, down = self.names
-        if rest or sizes not in ((self.hidden_size, 2 * self.inner_size), (self.inner_size, self.hidden_size)):
-            raise ConfigError(
-                f"the adapter's {self.prefix!r} has shapes {list(part.a.shape)} and {list(part.b.shape)}, which are "
-                f"no update of {self.n_experts} experts"
-            )
-        gates, values = slice(0, self.inner_size), slice(self.inner_size, None)
-        if self.alternating:
-            gates, values = slice(0, None, 2), slice(1, None, 2)
-        into = {down: slice(None)} if sizes[1] == self.hidden_size != 2 * self.inner_size else {gate: gates, up: values}
-        a, b = part.a.view(self.n_experts, rank, -1), part.b.view(len(part.b), rank, self.n_experts)
-        return {
-            f"{self.prefix}.{e}.{name}": LowRank(a[e], b[rows, :, e], part.scale)
-            for e in range(self.n_experts)
-            for name, rows in into.items()
-        }
+_ROOT = re.compile(r"\A(?:model\.|language_model\.)+")
+"""What stands before the names of a decoder's layers: it depends on what it is a part of, and who saved it."""
 
 
 class AdaptedWeights:
@@ -149,6 +105,7 @@ class AdapterPool:
         places: [T] int64, on the host, the place of each token of the step, or NO_ADAPTER; None where none has.
         captured: the same on the device, int32, in a step that is captured; None in others.
         capturable: steps of rows with adapters can be.
+        ignores: whether a layer of this name takes part in nothing that is computed here, as one for images.
     """
 
     def __init__(self, ops: Ops, dtype: torch.dtype, n_places: int) -> None:
@@ -157,11 +114,13 @@ class AdapterPool:
         self.places: Tensor | None = None
         self.captured: Tensor | None = None
         self.capturable = True
+        self.ignores: Callable[[str], bool] = lambda name: False
         self._ops, self._dtype = ops, dtype
         self._head: AdaptedHead | None = None
         self._layers: list[AdaptedWeights] = []
-        self._stacks: list[ExpertStack] = []
-        self._names: dict[str, None] = {}
+        self._stacks: dict[str, ExpertStack] = {}
+        self._names: dict[str, str] = {}
+        self._aliases: dict[str, str] = {}
         self._ranks: dict[int, int] = {}
 
     def layer(self, parts: Sequence[tuple[str, int]], n_in: int, dtype: torch.dtype | None = None) -> AdaptedLayer:
@@ -172,52 +131,74 @@ class AdapterPool:
         self.capturable &= isinstance(op, CapturedLora)
         layer = AdaptedLayer(self, op, names, sizes, n_in)
         self._layers.append(layer)
-        self._names |= dict.fromkeys(names)
+        self._names |= {self._plain(name): name for name in names}
         return layer
 
     def weights(self, name: str, n_out: int, n_in: int, op: LoraPlaces) -> None:
         """A projection that is no layer by itself: ``op`` holds the updates, for whoever computes with it."""
         self.capturable = False
         self._layers.append(AdaptedWeights(op, [name], [n_out], n_in))
-        self._names[name] = None
+        self._names[self._plain(name)] = name
 
     def stack(self, stack: ExpertStack) -> None:
         """Experts, whose projections are layers already, that an adapter may also change as one parameter."""
-        self._stacks.append(stack)
+        self._stacks[self._plain(stack.prefix)] = stack
+
+    def alias(self, prefix: str, other: str) -> None:
+        """Layers whose names begin with ``prefix`` may also be called by those that begin with ``other``."""
+        self._aliases[self._plain(other)] = self._plain(prefix)
 
     def head(self, name: str, shape: tuple[int, int], n_ids: int) -> AdaptedHead:
         """The language-model head of ``shape`` (out, in), of which the first ``n_ids`` outputs are computed."""
         op = self._ops.lora([n_ids], shape[1], self.n_places, self._dtype)
         self._head = AdaptedHead(self, op, name, shape, n_ids)
         self._layers.append(self._head)
-        self._names[name] = None
+        self._names[self._plain(name)] = name
         return self._head
 
-    def install(self, place: int, modules: Mapping[str, LowRank]) -> None:
-        """Make an adapter, its updates by the names of projections, ready in a place that no row uses.
+    def install(self, place: int, updates: Updates) -> None:
+        """Make an adapter ready in a place that no row uses.
 
         Raises ConfigError, and changes nothing, for one that does not fit the model.
         """
-        modules = self._unstacked(modules)
-        unknown = [name for name in modules if name not in self._names]
-        if unknown:
-            raise ConfigError(f"the adapter changes {unknown[0]!r}, which is no linear layer of this model")
+        modules = self._unstacked(updates)
         rank = max((len(part.a) for part in modules.values()), default=0)
         if not 0 < rank <= MAX_RANK:
             raise ConfigError(f"the adapter has rank {rank}; ranks from 1 to {MAX_RANK} are supported")
-        updates = [layer.read(modules) for layer in self._layers]
+        read = [layer.read(modules) for layer in self._layers]
         self._ranks[place] = rank
-        for layer, update in zip(self._layers, updates):
+        for layer, update in zip(self._layers, read):
             layer.set(place, update)
 
-    def _unstacked(self, modules: Mapping[str, LowRank]) -> dict[str, LowRank]:
-        """The same with the updates of all experts of a layer by expert; PEFT wraps one parameter around the other."""
-        found = dict(modules)
-        for stack in self._stacks:
-            for name in (stack.prefix, f"{stack.prefix}.base_layer"):
-                if name in found:
-                    found |= stack.split(found.pop(name))
+    def _unstacked(self, updates: Updates) -> dict[str, LowRank]:
+        """Those of single projections, and those of all experts of a layer by expert, by the names of the model."""
+        pairs: list[tuple[str, LowRank]] = []
+        stacked: dict[str, list[StackedLowRank]] = {}
+        for given, part in updates.items():
+            name = self._plain(given)
+            # PEFT wraps one parameter around the other.
+            prefix = name.removesuffix(".base_layer")
+            if isinstance(part, LowRank) and name in self._names:
+                pairs.append((self._names[name], part))
+            elif isinstance(part, StackedLowRank) and prefix in self._stacks:
+                stacked.setdefault(prefix, []).append(part)
+            elif not self.ignores(f"{given}.weight"):
+                raise ConfigError(f"the adapter changes {given!r}, which is no linear layer of this model")
+        pairs += [pair for prefix, parts in stacked.items() for pair in self._stacks[prefix].split(parts)]
+        found: dict[str, LowRank] = {}
+        for name, update in pairs:
+            if name in found:
+                raise ConfigError(f"the adapter changes {name!r} twice")
+            found[name] = update
         return found
+
+    def _plain(self, name: str) -> str:
+        """What a layer is called by all who call it by one of its names."""
+        name = _ROOT.sub("", name)
+        for other, own in self._aliases.items():
+            if name.startswith(f"{other}."):
+                return own + name.removeprefix(other)
+        return name
 
     def clear(self, place: int) -> None:
         """Give the memory of a place back."""

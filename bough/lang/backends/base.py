@@ -49,6 +49,7 @@ class BaseBackend:
         support_concate_and_append: joins texts as KV.
         is_chat_model: takes messages only.
         knows_programs: takes envelopes, so that forks and selects need no preparing requests.
+        keeps_budgets: lets the calls of a program generate no more than its budget together.
         keeps_texts: is nevertheless given the text that the branches of a fork begin with, before they do.
         takes_adapters: obeys ``lora_path`` of a call.
         loop: the event loop that its coroutines must run on; None: any.
@@ -57,6 +58,7 @@ class BaseBackend:
     support_concate_and_append = False
     is_chat_model = False
     knows_programs = False
+    keeps_budgets = False
     keeps_texts = False
     takes_adapters = False
     loop: asyncio.AbstractEventLoop | None = None

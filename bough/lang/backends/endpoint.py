@@ -58,7 +58,7 @@ class RuntimeEndpoint(AsyncBackend):
         self.verify = verify
         self._http = HttpClient(base_url, api_key=api_key, verify=verify)
         self.model_info: dict[str, Any] = self.request("GET", "/get_model_info")
-        self.knows_programs = bool(self.model_info.get("program_protocol"))
+        self.knows_programs = self.keeps_budgets = bool(self.model_info.get("program_protocol"))
         if chat_template_name:
             self.chat_template = get_chat_template(chat_template_name)
         else:

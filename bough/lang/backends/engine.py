@@ -47,6 +47,7 @@ class EngineBackend(AsyncBackend):
     """``engine``, which stays its owner's to close."""
 
     knows_programs = True
+    keeps_budgets = True
     takes_adapters = True
 
     def __init__(self, engine: EngineLike) -> None:

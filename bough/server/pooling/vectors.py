@@ -64,7 +64,7 @@ async def vectors(
     special = body.add_special_tokens is not False
     bound = bounded(body, service.hello.model.context_length)
     encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param, bound=bound)
-    ids = [prompt.ids for prompt in encoded]
+    ids = [await _framed(call, given, found.ids, bound, special) for given, found in zip(prompts, encoded)]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
@@ -95,6 +95,13 @@ def bounded(body: PoolingRequest, context_length: int) -> Bound:
     if length is None:
         return Bound(context_length)
     return Bound(length, "end" if body.truncation_side == "left" else "begin")
+
+
+async def _framed(call: Call, prompt: str | list[int], ids: list[int], bound: Bound, special: bool) -> list[int]:
+    """``ids``, or where they were cut those of the text ``prompt`` with the model's frame, which a vector may be of."""
+    if not isinstance(prompt, str) or bound.keep == "whole" or len(ids) < bound.most:
+        return ids
+    return await call.engine.tokenize_cut(prompt, bound.most, bound.keep == "end", special)
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:

@@ -220,7 +220,7 @@ class CallGrammar:
 
     def _arguments(self, part: Parameters | Arguments, schema: Schema) -> list[str]:
         """Arguments that are not written as JSON. Raises Unwritable."""
-        whole = object_schema(schema)
+        whole = {**object_schema(schema), **(LENIENT if _is_lenient(schema) else {})}
         if isinstance(part, Parameters):
             return self._parameters(part, whole)
         assert part.notation is not None

@@ -73,6 +73,14 @@ PROGRAMS = (
         "list(state.reqs.values())[:1]",
     ),
     simple(
+        "cancel_is_forgotten",
+        "a sibling that arrived after its program was cancelled ran to its end",
+        Programs,
+        "cancel",
+        "self._cancelled[state.key] = self.now",
+        "pass",
+    ),
+    simple(
         "programs_of_tenants_meet",
         "two tenants used the same id, and each other's budget",
         Programs,
@@ -161,12 +169,12 @@ PROGRAMS = (
         "pass",
     ),
     simple(
-        "nobody_ages",
+        "nobody_gets_a_turn",
         "a program that others were preferred to waited as long as they came",
-        ProgramPolicy,
-        "_next",
-        "if aged is not None and aged.aged <= programs.service:",
-        "if False:",
+        Programs,
+        "take_turn",
+        "if self.turn is None and",
+        "if False and",
     ),
 )
 

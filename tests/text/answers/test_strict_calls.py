@@ -12,7 +12,7 @@ from bough.base.errors import InvalidRequest
 from bough.grammar.composed import grammar_of_tags
 from bough.text.events import CallArguments
 from bough.text.reasoning.families import BY_NAME as REASONING
-from bough.text.tools.constraint import CallGrammar
+from bough.text.tools.constraint import LENIENT, CallGrammar
 from bough.text.tools.families import BY_NAME
 from bough.text.tools.parser import ToolParser
 from bough.text.tools.schema import Unwritable, whole
@@ -188,3 +188,36 @@ def test_calls_without_a_mark_or_text(name: str) -> None:
     marks = [f"{mark}{wrong}" for mark in family.triggers]
     for text in (wrong, f" {wrong}", *marks, *(f"So: {mark}" for mark in marks), f"<think>\n</think>\n\n{wrong}"):
         assert not accepted(grammar, text), text
+
+
+BEYOND: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, [[1, 2], [1, 1]], [["x"]]),
+    ({"type": "string", "format": "of our own"}, ["x"], []),
+    ({"oneOf": [{"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}, [2, 9], []),
+]
+"""What no grammar can hold arguments to, beside what it can."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("argument", "right", "wrong"), BEYOND)
+def test_tools_that_are_not_strict_are_held_to_what_can_be(
+    name: str, argument: Any, right: list[Any], wrong: list[Any]
+) -> None:
+    family = BY_NAME[name]
+    schema = schema_of(argument)
+    try:
+        strict = CallGrammar(family, {}).constraint({"f": schema}, parallel=False).text
+        assert llguidance.LLMatcher(BYTES, strict).is_error()
+    except InvalidRequest:
+        pass
+    tools = {"f": schema | LENIENT, "g": schema_of({"type": "integer"})}
+    grammar = CallGrammar(family, {}).constraint(tools, parallel=False).text
+    for value in right:
+        assert accepted(grammar, write_calls(family, [("f", {"a": value})])), value
+    for value in wrong:
+        assert not accepted(grammar, write_calls(family, [("f", {"a": value})])), value
+    assert not accepted(grammar, write_calls(family, [("f", {"b": 1})]))
+    assert not accepted(grammar, write_calls(family, [("g", {"a": "x"})]))
+    tags = CallGrammar(family, {}).tags(tools, parallel=False)
+    if tags.kind == "structural_tag":
+        assert not llguidance.LLMatcher(BYTES, grammar_of_tags(tags, {}, {})).is_error()
