@@ -1,16 +1,18 @@
 """Linear layers alone: our kernels beside oneDNN's and torch's, and beside what the machine can read and multiply.
 
     python benchmarks/linear.py [--output FILE] [--threads N] [--rows LIST] [--shapes LIST] [--kinds LIST]
+    python benchmarks/linear.py --output FILE --document docs/quantization.md
 
 Each figure is the fastest of repeated calls; the calls take turns over copies of the weight that together exceed the
 last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run
-of some shapes or kinds keeps what the file has of the others.
+of some shapes or kinds keeps what the file has of the others; with ``--document`` nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +31,8 @@ Multiply = Callable[[Tensor], Tensor]
 SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
 KINDS = ("onednn", "bf16", "int8", "q8", "q4", "q4_min", "torch int8", "torch int4")
+ROUNDED = {"int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`"}
+MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
 CACHE_BYTES = 80 << 20
 SECONDS = 0.15
 """Of repeating each measurement."""
@@ -127,6 +131,20 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
     return results
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """How many times faster than the better one of both bf16 products each form is: at worst, and in the median."""
+    times = {(r["shape"], r["rows"], r["kind"]): r["us"] for r in results}
+    rows = sorted({m for _, m, _ in times})
+    lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
+    for kind, name in ROUNDED.items():
+        cells = []
+        for m in rows:
+            gains = [min(times[s, m, "onednn"], times[s, m, "bf16"]) / times[s, m, kind] for s in SHAPES]
+            cells.append(f"{min(gains):.2f} / {statistics.median(gains):.2f}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
@@ -134,7 +152,14 @@ def main() -> None:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--document", type=Path, help="put the table of --output between the marks of this file")
     arguments = parser.parse_args()
+    if arguments.document:
+        text = arguments.document.read_text()
+        before, rest = text.split(MARKS[0])
+        shown = table(json.loads(arguments.output.read_text())["results"])
+        arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+        return
     torch.set_num_threads(arguments.threads)
     with torch.inference_mode():
         found = limits()

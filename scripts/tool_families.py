@@ -22,6 +22,8 @@ tools is told of them in the system message.
 - What looks like a call and cannot be read stays in the content as it was written; `parse_error` of the choice says
   why. Arguments that are not a JSON object come as the model wrote them, with the same field. Responses, Anthropic's
   messages and Ollama's answers have it too; where their arguments must be an object, it is `{"raw_arguments": text}`.
+  Streams of Anthropic's messages have the arguments of calls that are enforced as they are written, and of others in
+  one piece when they are whole: clients of that API fail on JSON that turns out to be none.
   Where a request allows one call, it also names a further one that was left out.
 - Reasoning is reported as `reasoning_content` and `reasoning`; `separate_reasoning: false` leaves it in the content,
   `stream_reasoning: false` sends it in one piece, `include_reasoning: false` drops it. Its tokens are counted in

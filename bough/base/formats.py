@@ -8,6 +8,8 @@ fractions of at most nine digits, no hyphen beside another in a host name. Integ
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -35,6 +37,9 @@ FORMATS: dict[str, tuple[dict[str, Any], ...]] = {
 }
 """Name -> schemas that a string of the format must all satisfy (RFC 3339 section 5.6, RFC 1123 section 2.1)."""
 
+STEP = 256
+"""Parts of a schema that are looked at in one step."""
+
 LEAST_INTEGER = 2048 - 2**63
 """The library knows no integer range that begins below."""
 
@@ -49,8 +54,17 @@ def exact_schema(schema: Any) -> Any:
 
     Changed in place where it has any.
     """
-    stack = [(schema, False)]
+    deque(exact_steps(schema))
+    return schema
+
+
+def exact_steps(schema: Any) -> Iterator[None]:
+    """:func:`exact_schema` in small steps, between which others may have Python's lock."""
+    stack, n = [(schema, False)], 0
     while stack:
+        n += 1
+        if not n % STEP:
+            yield
         node, named = stack.pop()
         if isinstance(node, list):
             stack += [(item, False) for item in node]
@@ -64,10 +78,12 @@ def exact_schema(schema: Any) -> Any:
                 for bound in ("minimum", "exclusiveMinimum"):
                     if isinstance(least := node.get(bound), int | float) and least < LEAST_INTEGER:
                         node[bound] = LEAST_INTEGER
-    return schema
 
 
-def with_exact_schema(text: str) -> str:
-    """The same for JSON text."""
-    concerned = any(word in text for word in ('"format"', '"minimum"', '"exclusiveMinimum"'))
-    return json.dumps(exact_schema(json.loads(text)), ensure_ascii=False) if concerned else text
+def with_exact_schema(text: str, go: Callable[[Iterator[None]], object] = deque) -> str:
+    """The same for JSON text; ``go`` goes through the steps."""
+    if not any(word in text for word in ('"format"', '"minimum"', '"exclusiveMinimum"')):
+        return text
+    schema = json.loads(text)
+    go(exact_steps(schema))
+    return json.dumps(schema, ensure_ascii=False)

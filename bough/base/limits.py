@@ -35,6 +35,7 @@ class Limits:
     bad_word_tokens: int = 64
     constraint_bytes: int = 256 << 10
     constraint_depth: int = 64
+    constraint_whitespace: int = 256
     constraint_properties: int = 1000
     constraint_alternatives: int = 20_000
     constraint_nodes: int = 100_000

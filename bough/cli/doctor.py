@@ -149,7 +149,7 @@ def _gpu(has_torch: bool) -> Finding:
         return Finding("gpu", "ok", "none; bough computes on the CPU")
     import torch
 
-    from bough.device.platform.cuda import device_of, why_not
+    from bough.device.platform.cuda import device_of, lacks_compiler, why_not
 
     if device_of("auto") == "cuda":
         name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
@@ -157,7 +157,10 @@ def _gpu(has_torch: bool) -> Finding:
         memory = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
         found = machine.package("flashinfer-python")
         other = f"FlashInfer {found} for --attention flashinfer" if found else "no FlashInfer, which nothing needs"
-        return Finding("gpu", "ok", f"{name}, compute capability {major}.{minor}, {memory}, {driver}; {other}")
+        value = f"{name}, compute capability {major}.{minor}, {memory}, {driver}; {other}"
+        if lacks_compiler():
+            return Finding("gpu", "bad", value, "Triton needs a C compiler and Python's headers: gcc and python3-dev")
+        return Finding("gpu", "ok", value)
     if not torch.cuda.is_available():
         return Finding("gpu", "slow", driver, f"{why_not()}: install a torch that is built for this driver's CUDA")
     if machine.package("triton") is None:

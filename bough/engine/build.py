@@ -62,7 +62,7 @@ class Grammar:
         make = BACKENDS.get(config.schedule.grammar_backend)
         self._backend = LazyBackend(self._threads.submit(make, vocabulary))
         tags = Tags(vocabulary.token_bytes, vocabulary.n_tokens, self._threads.submit)
-        self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, tags)
+        self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, GRAMMAR_THREADS, tags)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import deque
+from collections.abc import Generator, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -17,8 +19,10 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "requ
 
 LEAST_NUMBER = -9e18
 """A number below, but as the lower end of a range, makes llguidance recurse without end, which nothing can catch."""
-VALUES, UPPER_ENDS = ("const", "enum"), ("maximum", "exclusiveMaximum")
+VALUES, UPPER_ENDS = frozenset(("const", "enum")), frozenset(("maximum", "exclusiveMaximum"))
 """Keywords of values, and of the upper end of a range."""
+
+_BOUNDED = frozenset((*ALTERNATIVES, "minItems", "multipleOf", "$ref", "properties"))
 
 _BRACKETS, _JSON_BRACKETS = re.compile(r"[()\[\]{}]"), re.compile(r"[\[\]{}]")
 _RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
@@ -26,11 +30,28 @@ _RULE = re.compile(r"\s*+[?!]?([A-Za-z_][\w-]*+)[^:\"/]*+:")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
 _EMBEDDED = re.compile(r"%json\s*")
 
+SPACINGS = ("fixed", "compact", "free")
+"""Names of spacings; others are patterns."""
+_WHITESPACE = re.compile(
+    r"(?:[ \t\n\r?*+|)]|\\[ntrs ]|\((?:\?:)?|\[(?:[ \t\n\r]|\\[ntrs ])+\]|\{\d{1,3}(?:,\d{0,3})?\})*+"
+)
+
+STEP = 64
+"""Parts of a constraint that are looked at in one step, which takes about a tenth of a millisecond."""
+
 
 def check_constraint(constraint: Constraint, limits: Limits) -> None:
     """Raises InvalidRequest that names the kind, and where one is to blame the keyword.
 
     Takes some 20 ms for the largest that is allowed.
+    """
+    deque(check_steps(constraint, limits))
+
+
+def check_steps(constraint: Constraint, limits: Limits) -> Iterator[None]:
+    """:func:`check_constraint` in small steps, between which others may have Python's lock.
+
+    Only the parsing of the text, 2 ms for the largest, is one step.
     """
     check_size(constraint, limits)
     kind, text = constraint.kind, constraint.text
@@ -39,14 +60,17 @@ def check_constraint(constraint: Constraint, limits: Limits) -> None:
     if kind in ("regex", "grammar"):
         if not text:
             raise InvalidRequest(f"{kind} is empty", param=kind)
-        if _deeper(text, _BRACKETS, limits.constraint_depth):
+        if (yield from _deeper(text, _BRACKETS, limits.constraint_depth)):
             raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
         if kind == "grammar":
-            _check_grammar(kind, text, limits)
+            yield from _check_grammar(kind, text, limits)
     elif kind != "json_object":
-        if _deeper(text, _JSON_BRACKETS, 2 * limits.constraint_depth):
+        if (yield from _deeper(text, _JSON_BRACKETS, 2 * limits.constraint_depth)):
             raise InvalidRequest(f"{kind} is nested more than {limits.constraint_depth} deep", param=kind)
-        _check_json(kind, parse(constraint), limits)
+        yield
+        value = parse(constraint)
+        yield
+        yield from _check_json(kind, value, limits)
 
 
 def check_size(constraint: Constraint, limits: Limits) -> None:
@@ -58,6 +82,15 @@ def check_size(constraint: Constraint, limits: Limits) -> None:
         raise InvalidRequest(f"{kind} is not valid Unicode", param=kind) from None
     if size > limits.constraint_bytes:
         raise InvalidRequest(f"{kind} has {size} bytes; at most {limits.constraint_bytes} are allowed", param=kind)
+    if len(constraint.whitespace) > limits.constraint_whitespace:
+        most = limits.constraint_whitespace
+        raise InvalidRequest(f"{kind}: the pattern of white space may have {most} characters", param=kind)
+    if constraint.whitespace not in SPACINGS and not _WHITESPACE.fullmatch(constraint.whitespace):
+        raise InvalidRequest(
+            f"{kind}: the pattern of white space may consist of spaces, \\n, \\r, \\t, \\s, groups, classes, | and "
+            "repetitions: JSON allows no other white space",
+            param=kind,
+        )
 
 
 def parse(constraint: Constraint) -> Any:
@@ -77,7 +110,7 @@ def parse(constraint: Constraint) -> Any:
     return value
 
 
-def _check_json(kind: str, value: Any, limits: Limits) -> None:
+def _check_json(kind: str, value: Any, limits: Limits) -> Iterator[None]:
     """Bounds on the parts of a JSON value; walks without recursion."""
     if kind == "choice" and len(value) > limits.constraint_alternatives:
         raise _too_many(kind, "choice", len(value), limits.constraint_alternatives)
@@ -87,55 +120,77 @@ def _check_json(kind: str, value: Any, limits: Limits) -> None:
             raise _too_many(kind, "structures", len(parts), limits.constraint_structures)
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and isinstance(text := part.get("grammar"), str):
-                _check_grammar(kind, text, limits)
-    stack: list[tuple[Any, str]] = [(value, "")]
+                yield from _check_grammar(kind, text, limits)
+    stack: list[tuple[Any, str]] = [(value, "")] if isinstance(value, dict | list) else []
     references: set[str] = set()
-    total, multiple = 0, 1
+    total, multiple, seen = 1, 1, 0
     while stack:
         node, above = stack.pop()
-        total += 1
+        seen += 1 + len(node) // STEP
+        if seen >= STEP:
+            seen = 0
+            yield
+        total += len(node)
         if total > limits.constraint_nodes:
             raise InvalidRequest(f"{kind} has more than {limits.constraint_nodes} parts", param=kind)
         if isinstance(node, list):
-            stack += [(item, above) for item in node]
-        elif isinstance(node, int | float) and above and node < LEAST_NUMBER:
-            raise InvalidRequest(f"{kind}: {above} has a number below {LEAST_NUMBER:g}", param=kind)
-        if not isinstance(node, dict):
+            for item in node:
+                if isinstance(item, dict | list):
+                    stack.append((item, above))
+                elif above:
+                    _check_number(kind, above, item)
             continue
-        for keyword in ALTERNATIVES:
-            items = node.get(keyword)
-            if isinstance(items, list) and len(items) > limits.constraint_alternatives:
-                raise _too_many(kind, keyword, len(items), limits.constraint_alternatives)
+        if not _BOUNDED.isdisjoint(node):
+            multiple = _check_keywords(kind, node, limits, references, multiple)
         if kind == "structural_tag":
-            _check_format(kind, node, limits)
-        least = node.get("minItems")
-        if isinstance(least, int | float) and least > limits.constraint_min_items:
-            raise InvalidRequest(
-                f"{kind}: minItems is {least}; at most {limits.constraint_min_items} are allowed", param=kind
-            )
-        if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
-            multiple = math.lcm(multiple, _odd(step))
-            if multiple > limits.constraint_multiple:
-                raise InvalidRequest(f"{kind}: multipleOf has too many digits: {step}", param=kind)
-        if isinstance(reference := node.get("$ref"), str):
-            references.add(reference)
-            if len(references) > limits.constraint_references:
-                most = limits.constraint_references
-                raise InvalidRequest(f"{kind}: $ref has more than {most} targets", param=kind)
-        properties = node.get("properties")
-        if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
-            raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
-        inside = above if above in VALUES else ""
-        stack += [(part, inside or (key if key in VALUES or key in UPPER_ENDS else "")) for key, part in node.items()]
+            yield from _check_format(kind, node, limits)
+        for key, part in node.items():
+            inside = above if above in VALUES else key if key in VALUES or key in UPPER_ENDS else ""
+            if isinstance(part, dict | list):
+                stack.append((part, inside))
+            elif inside:
+                _check_number(kind, inside, part)
 
 
-def _check_format(kind: str, node: dict[str, Any], limits: Limits) -> None:
+def _check_number(kind: str, keyword: str, value: Any) -> None:
+    if isinstance(value, int | float) and value < LEAST_NUMBER:
+        raise InvalidRequest(f"{kind}: {keyword} has a number below {LEAST_NUMBER:g}", param=kind)
+
+
+def _check_keywords(kind: str, node: dict[str, Any], limits: Limits, references: set[str], multiple: int) -> int:
+    """Bounds on one schema, of which ``references`` takes in the target; returns ``multiple`` with its multipleOf."""
+    for keyword in ALTERNATIVES:
+        items = node.get(keyword)
+        if isinstance(items, list) and len(items) > limits.constraint_alternatives:
+            raise _too_many(kind, keyword, len(items), limits.constraint_alternatives)
+    least = node.get("minItems")
+    if isinstance(least, int | float) and least > limits.constraint_min_items:
+        raise InvalidRequest(
+            f"{kind}: minItems is {least}; at most {limits.constraint_min_items} are allowed", param=kind
+        )
+    if isinstance(step := node.get("multipleOf"), int | float) and 0 < step < math.inf:
+        multiple = math.lcm(multiple, _odd(step))
+        if multiple > limits.constraint_multiple:
+            raise InvalidRequest(f"{kind}: multipleOf has too many digits: {step}", param=kind)
+    if isinstance(reference := node.get("$ref"), str):
+        references.add(reference)
+        if len(references) > limits.constraint_references:
+            most = limits.constraint_references
+            raise InvalidRequest(f"{kind}: $ref has more than {most} targets", param=kind)
+    properties = node.get("properties")
+    if isinstance(properties, dict) and len(properties) > limits.constraint_properties:
+        raise _too_many(kind, "properties", len(properties), limits.constraint_properties)
+    return multiple
+
+
+def _check_format(kind: str, node: dict[str, Any], limits: Limits) -> Iterator[None]:
     """Bounds on one format of a structural tag."""
     match node:
         case {"type": "grammar", "grammar": str(text)}:
-            _check_grammar(kind, text, limits)
-        case {"type": "regex", "pattern": str(text)} if _deeper(text, _BRACKETS, limits.constraint_depth):
-            raise InvalidRequest(f"{kind}: pattern is nested more than {limits.constraint_depth} deep", param=kind)
+            yield from _check_grammar(kind, text, limits)
+        case {"type": "regex", "pattern": str(text)}:
+            if (yield from _deeper(text, _BRACKETS, limits.constraint_depth)):
+                raise InvalidRequest(f"{kind}: pattern is nested more than {limits.constraint_depth} deep", param=kind)
         case {"type": "repeat", "max": int(most)} if most > limits.constraint_min_items:
             raise InvalidRequest(
                 f"{kind}: max is {most}; at most {limits.constraint_min_items} are allowed", param=kind
@@ -163,10 +218,12 @@ def _too_many(kind: str, keyword: str, n: int, most: int) -> InvalidRequest:
     return InvalidRequest(f"{kind}: {keyword} has {n} entries; at most {most} are allowed", param=kind)
 
 
-def _deeper(text: str, brackets: re.Pattern[str], most: int) -> bool:
+def _deeper(text: str, brackets: re.Pattern[str], most: int) -> Generator[None, None, bool]:
     """Whether brackets nest more than ``most`` deep, where those inside strings count too."""
     depth = 0
-    for match in brackets.finditer(text):
+    for i, match in enumerate(brackets.finditer(text), 1):
+        if not i % (8 * STEP):
+            yield
         bracket = match[0]
         if bracket in "([{":
             depth += 1
@@ -177,23 +234,26 @@ def _deeper(text: str, brackets: re.Pattern[str], most: int) -> bool:
     return False
 
 
-def _check_grammar(kind: str, text: str, limits: Limits) -> None:
+def _check_grammar(kind: str, text: str, limits: Limits) -> Iterator[None]:
     """Bounds on the rules of a grammar, and on the schemas within it, each after a ``%json``."""
-    _check_rules(kind, text, limits)
+    yield from _check_rules(kind, text, limits)
     decoder = json.JSONDecoder()
     for match in _EMBEDDED.finditer(text):
         try:
             schema, _ = decoder.raw_decode(text, match.end())
         except (ValueError, RecursionError):
             continue  # a comment, or what the parser will refuse
-        _check_json(kind, schema, limits)
+        yield
+        yield from _check_json(kind, schema, limits)
 
 
-def _check_rules(kind: str, text: str, limits: Limits) -> None:
+def _check_rules(kind: str, text: str, limits: Limits) -> Iterator[None]:
     """Bounds on the number of rules in EBNF, whose conversion is slow, and on how long a chain of references is."""
     rules: dict[str, list[str]] = {}
     body: list[str] = []
-    for line in text.splitlines():
+    for i, line in enumerate(text.splitlines(), 1):
+        if not i % STEP:
+            yield
         if head := _RULE.match(line):
             body = rules.setdefault(head[1], [])
             line = line[head.end() :]
@@ -201,7 +261,9 @@ def _check_rules(kind: str, text: str, limits: Limits) -> None:
     if "::=" in text and len(rules) > limits.constraint_ebnf_rules:
         raise _too_many(kind, "EBNF", len(rules), limits.constraint_ebnf_rules)
     seen: set[str] = set()
-    for name in rules:
+    for i, name in enumerate(rules, 1):
+        if not i % STEP:
+            yield
         path = [iter([name])]
         while path:
             if len(path) > limits.constraint_chain + 1:

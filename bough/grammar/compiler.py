@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -12,9 +13,10 @@ import msgspec
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
-from bough.grammar.admission import check_constraint, check_size
+from bough.grammar.admission import check_size, check_steps
 from bough.grammar.base import Backend, Template
 from bough.grammar.tags import Tags
+from bough.grammar.threads import in_pauses
 
 REMEMBERED_FAILURES = 1024
 """Constraints whose refusal is remembered. Compiling is deterministic, so a refusal holds for ever."""
@@ -29,11 +31,21 @@ class Result(Protocol):
 
 Submit = Callable[[Callable[[], Template]], Result]
 
+LARGE_CHARS = 16384
+"""A constraint of more may take seconds to compile, so one thread is always kept for the others."""
+
 
 class Ticket:
-    """Stands for the template of one constraint; shared by all who asked for it meanwhile."""
+    """Stands for the template of one constraint; shared by all who asked for it meanwhile.
 
-    def __init__(self, template: Template | None = None) -> None:
+    Attributes:
+        key: of the constraint.
+        waiting: how many of them are still there.
+    """
+
+    def __init__(self, key: bytes, template: Template | None = None) -> None:
+        self.key = key
+        self.waiting = 1
         self._template = template
         self._error: BoughError | None = None
 
@@ -50,30 +62,74 @@ class Ticket:
             self._template = outcome
 
 
+Job = tuple[Ticket, Constraint]
+
+
+class Lane:
+    """Compiles that wait, of tenants that take turns."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, dict[bytes, Job]] = {}
+        self._tenant: dict[bytes, str] = {}
+
+    def push(self, tenant: str, job: Job) -> None:
+        self._queues.setdefault(tenant, {})[job[0].key] = job
+        self._tenant[job[0].key] = tenant
+
+    def get(self, key: bytes) -> Ticket | None:
+        return self._queues[self._tenant[key]][key][0] if key in self._tenant else None
+
+    def pop(self) -> Job | None:
+        """The oldest one of the tenant whose turn it is; its next turn comes after all others'."""
+        if not self._queues:
+            return None
+        tenant = next(iter(self._queues))
+        queue = self._queues[tenant]
+        job = queue[next(iter(queue))]
+        self.drop(job[0].key)
+        if tenant in self._queues:
+            self._queues[tenant] = self._queues.pop(tenant)
+        return job
+
+    def drop(self, key: bytes) -> None:
+        """Nobody waits for it any more, if it is here."""
+        if (tenant := self._tenant.pop(key, None)) is not None:
+            del self._queues[tenant][key]
+            if not self._queues[tenant]:
+                del self._queues[tenant]
+
+
 class GrammarCompiler:
     """Belongs to the engine's thread; only the backend's ``compile`` runs elsewhere, by ``submit``.
+
+    What waits, waits here: whoever goes takes a compile that has not begun along, tenants take turns, and none of the
+    large ones is begun as long as it would leave no thread for the others.
 
     Args:
         backend: the grammar library.
         limits: bounds on constraints, and ``grammar_cache_bytes`` of the templates that are kept.
         submit: runs a function in the background.
+        threads: so many functions it runs at once.
         tags: those of the reasoning, in the vocabulary of the backend.
     """
 
-    def __init__(self, backend: Backend, limits: Limits, submit: Submit, tags: Tags) -> None:
+    def __init__(self, backend: Backend, limits: Limits, submit: Submit, threads: int, tags: Tags) -> None:
         self.backend = backend
         self.tags = tags
         self._limits = limits
         self._submit = submit
+        self._threads = threads
+        self._small, self._large = Lane(), Lane()
         self._running: dict[bytes, tuple[Ticket, Result]] = {}
+        self._running_large: set[bytes] = set()
         self._templates: OrderedDict[bytes, Template] = OrderedDict()
         self._failures: OrderedDict[bytes, str] = OrderedDict()
         self._bytes = 0
         self.compiled = 0
         """Compiles that were started."""
 
-    def start(self, constraint: Constraint) -> Ticket:
-        """Begin to compile ``constraint``, unless that is done or under way.
+    def start(self, constraint: Constraint, tenant: str = "") -> Ticket:
+        """Begin to compile ``constraint`` for ``tenant``, unless that is done or under way.
 
         Raises InvalidRequest for what is too large, and for what failed before; what is over another limit fails later.
         """
@@ -81,25 +137,48 @@ class GrammarCompiler:
         self.collect()
         if (template := self._templates.get(key)) is not None:
             self._templates.move_to_end(key)
-            return Ticket(template)
+            return Ticket(key, template)
         if (message := self._failures.get(key)) is not None:
             raise InvalidRequest(message, param=constraint.kind)
         if (running := self._running.get(key)) is not None:
             return running[0]
+        if (waiting := self._small.get(key) or self._large.get(key)) is not None:
+            waiting.waiting += 1
+            return waiting
         check_size(constraint, self._limits)
-        self.compiled += 1
-        ticket = Ticket()
-        self._running[key] = ticket, self._submit(lambda: self._compile(constraint))
+        ticket = Ticket(key)
+        (self._large if len(constraint.text) > LARGE_CHARS else self._small).push(tenant, (ticket, constraint))
+        self._begin()
         return ticket
 
+    def drop(self, ticket: Ticket) -> None:
+        """One of those who share ``ticket`` is gone."""
+        ticket.waiting -= 1
+        if not ticket.waiting:
+            self._small.drop(ticket.key)
+            self._large.drop(ticket.key)
+
+    def _begin(self) -> None:
+        """Begin as many of the waiting compiles as may run."""
+        while len(self._running) < self._threads:
+            job = None if len(self._running_large) >= max(1, self._threads - 1) else self._large.pop()
+            if job is not None:
+                self._running_large.add(job[0].key)
+            elif (job := self._small.pop()) is None:
+                return
+            ticket, constraint = job
+            self.compiled += 1
+            self._running[ticket.key] = ticket, self._submit(partial(self._compile, constraint))
+
     def _compile(self, constraint: Constraint) -> Template:
-        check_constraint(constraint, self._limits)
+        in_pauses(check_steps(constraint, self._limits))
         return self.backend.compile(constraint)
 
     def collect(self) -> None:
         """Take in the compiles that have ended; their tickets know then."""
         for key in [key for key, (_, result) in self._running.items() if result.done()]:
             ticket, result = self._running.pop(key)
+            self._running_large.discard(key)
             try:
                 template = result.result()
             except InvalidRequest as error:
@@ -112,6 +191,7 @@ class GrammarCompiler:
             else:
                 ticket.settle(template)
                 self._keep(key, template)
+        self._begin()
 
     def _keep(self, key: bytes, template: Template) -> None:
         self._templates[key] = template

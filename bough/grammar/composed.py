@@ -12,8 +12,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.formats import exact_schema
+from bough.base.formats import exact_steps
 from bough.grammar.structural import Tags, parse_tags, refused
+from bough.grammar.threads import in_pauses
 
 Format = Mapping[str, Any]
 
@@ -164,10 +165,12 @@ class _Writer:
             raise refused(f"json_schema.style {form['style']!r} is not supported")
         if form.get("any_order"):
             raise refused("json_schema.any_order is not supported: properties come in the order of the schema")
-        exact = exact_schema(schema) if isinstance(schema, dict) else {} if schema else {"not": {}}
-        own = exact.get("x-guidance")
+        if isinstance(schema, bool):
+            schema = {} if schema else {"not": {}}
+        in_pauses(exact_steps(schema))
+        own = schema.get("x-guidance")
         options = {**(own if isinstance(own, dict) else {}), **self._options}
-        return [_Item(f"%json {json.dumps({**exact, 'x-guidance': options}, ensure_ascii=False)}")]
+        return [_Item(f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}")]
 
     def _grammar(self, form: Format, stops: tuple[str, ...]) -> Items:
         name = f"side_{len(self._sides)}"
@@ -380,8 +383,8 @@ def _is_rule(rule: Any) -> bool:
 
 def _bounds(form: Format) -> str:
     least, most = form.get("min"), form.get("max")
-    if not isinstance(least, int) or not isinstance(most, int) or least < 0 or (most != -1 and most < least):
-        raise refused("repeat needs 0 <= min <= max, or a max of -1")
+    if not isinstance(least, int) or not isinstance(most, int) or least < 0 or (most != -1 and most < max(least, 1)):
+        raise refused("repeat needs 0 <= min <= max and a max of at least 1, or of -1")
     return f"{{{least},{'' if most == -1 else most}}}"
 
 

@@ -24,7 +24,7 @@ from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
 from bough.grammar.composed import grammar_of_tags
-from bough.grammar.threads import native_threads
+from bough.grammar.threads import in_pauses, native_threads
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -207,7 +207,7 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self.atoms, dict(options))
-            return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text), overrides=options))
+            return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text, in_pauses), overrides=options))
         except InvalidRequest:
             raise
         except Exception as error:  # the converters raise whatever their own bugs make them raise
@@ -236,7 +236,9 @@ class LLGuidance:
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:
-    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+    # The library takes \s for Unicode's white space, and JSON has four of them.
+    pattern = whitespace.replace(r"\s", r"[ \t\n\r]")
+    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": pattern}
 
 
 def _lark_of_choice(choices: list[str]) -> str:

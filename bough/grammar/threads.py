@@ -1,9 +1,11 @@
-"""Threads for what a grammar library computes without Python: they give way to everything else."""
+"""Threads for what grammars take: those that compute without Python, and those that need its lock, give way."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 NICENESS = 19
@@ -27,6 +29,17 @@ def native_threads(n: int) -> ThreadPoolExecutor:
     finally:
         threading.stack_size(before)
     return threads
+
+
+PAUSE_SECONDS = 0.0005
+"""Between two steps of a thread that needs Python's lock. The engine takes the lock dozens of times for a token, and
+would wait for it each time, for as long as the interpreter lets a thread keep it."""
+
+
+def in_pauses(steps: Iterable[None]) -> None:
+    """Go through ``steps``, each of which needs Python's lock, and leave the lock to others in between."""
+    for _ in steps:
+        time.sleep(PAUSE_SECONDS)
 
 
 def _be_nice() -> None:

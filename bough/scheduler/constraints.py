@@ -42,7 +42,8 @@ class Compiler(Protocol):
     backend: Backend
     tags: Tags
 
-    def start(self, constraint: Constraint) -> Ticket: ...
+    def start(self, constraint: Constraint, tenant: str = "") -> Ticket: ...
+    def drop(self, ticket: Ticket) -> None: ...
     def collect(self) -> None: ...
 
 
@@ -88,7 +89,7 @@ class Constraints:
             param = "reasoning" if request.constraint is None else request.constraint.kind
             raise InvalidRequest("this engine cannot constrain its answers", param=param)
         if request.constraint is not None:
-            req.guide.ticket = self._compiler.start(request.constraint)
+            req.guide.ticket = self._compiler.start(request.constraint, request.namespace.tenant)
             self._compiling[req.order] = req
         self._look(req)
 
@@ -101,6 +102,9 @@ class Constraints:
 
     def cancel(self, req: Req) -> None:
         self._compiling.pop(req.order, None)
+        if self._compiler is not None and req.guide is not None and req.guide.ticket is not None:
+            self._compiler.drop(req.guide.ticket)
+            req.guide.ticket = None
 
     def settle(self) -> list[tuple[Req, Exception]]:
         """Take in the compiles that are over; returns those that failed, with the reason."""

@@ -66,6 +66,10 @@ _FOLLOWED = {"stream": {"type": "boolean"}, "starting_after": {"type": "integer"
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
+GONE = 499
+"""The status in the log where the client closed its connection, as nginx has it."""
+
+
 class Edge:
     """Outermost layer: request ids, times, status counts, and an honest Connection header while draining."""
 
@@ -104,7 +108,7 @@ class Edge:
             await self.app(scope, receive, send_marked)
         finally:
             if service.config.serve.log_requests != "off":
-                _log(scope, status, time.perf_counter() - started)
+                _log(scope, GONE if "gone" in scope["state"] else status, time.perf_counter() - started)
 
 
 class _Cors(CORSMiddleware):

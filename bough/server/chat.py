@@ -69,6 +69,8 @@ class _Job:
     replies: list[Reply]
     own_names: AbstractContextManager[None]
     """What is wrong with the constraint names the field that it came from."""
+    enforced: bool
+    """The grammar lets no call pass whose arguments are no JSON."""
     tally: Tally = field(default_factory=Tally)
     head: bool = True
     """Nothing has been sent yet."""
@@ -84,11 +86,15 @@ class _Job:
 
 @dataclass(slots=True)
 class ChatStream:
-    """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced."""
+    """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced.
+
+    ``enforced``: the model can write no call whose arguments are no JSON.
+    """
 
     usage: Callable[[], Usage]
     warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
+    enforced: bool
 
 
 async def render(
@@ -139,7 +145,7 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, job.warnings, _pieces(job, body))
+    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced)
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
@@ -172,7 +178,11 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
             param="program.after",
         )
     options = openai_options(service, call.engine, body, lengths, rids[0], program, await _lease(call, body, ids))
-    asked, options = options.constraint, shape.options(options)
+    asked = options.constraint
+    if use.mode == "required" and asked is not None and asked.kind not in ("json_schema", "json_object"):
+        name = field_of(body)
+        raise InvalidRequest(f"{name} and a tool_choice that requires a call exclude each other", param=name)
+    options = shape.options(options)
     own = own_names(body) if options.constraint is asked else use.own_names(field_of(body))
     service.admit(call.flight, sequence_rids([options]), most_tokens(service, [(ids, options)]))
     prompt_text = call.engine.tokenizer.decode(ids, skip_special=False) if body.return_prompt_text else UNSET
@@ -187,7 +197,8 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     replies = [shape.reply() for _ in range(options.n)]
-    return _Job(call, ids, options, envelope, names, top, _echo(body), replies, _own_names(body, own))
+    enforced = options.constraint is not asked
+    return _Job(call, ids, options, envelope, names, top, _echo(body), replies, _own_names(body, own), enforced)
 
 
 @contextmanager

@@ -128,6 +128,13 @@ def _structured_outputs(value: StructuredOutputs) -> Found:
     """vLLM's structured_outputs."""
     name = "structured_outputs"
     spacing = "fixed" if value.whitespace_pattern is None else _spacing(value.whitespace_pattern)
+    if value.disable_additional_properties:
+        raise InvalidRequest(
+            f"{name}.disable_additional_properties is not supported: say additionalProperties in the schema",
+            param=f"{name}.disable_additional_properties",
+        )
+    if value.backend not in (None, "auto"):
+        raise InvalidRequest(f"{name}.backend is chosen when the server is started", param=f"{name}.backend")
     if value.disable_any_whitespace:
         spacing = "compact"
     found: Found = []
@@ -143,6 +150,10 @@ def _structured_outputs(value: StructuredOutputs) -> Found:
         found.append((f"{name}.grammar", Constraint(kind="grammar", text=value.grammar)))
     if value.structural_tag is not None:
         found.append((f"{name}.structural_tag", _structural_tag(value.structural_tag, name)))
+    if not found:
+        raise InvalidRequest(
+            f"{name} needs one of json, json_object, regex, choice, grammar and structural_tag", param=name
+        )
     return found
 
 

@@ -36,6 +36,8 @@ KEEP_ALIVE_SECONDS = 75
 CLOSE_SECONDS = 2
 """What uvicorn waits for connections after the drain has ended all streams."""
 BACKLOG = 2048
+SWITCH_SECONDS = 0.0005
+"""So long the event loop waits for Python's lock at most while a thread renders a template or reads a long text."""
 
 
 class Server(uvicorn.Server):
@@ -102,6 +104,7 @@ async def serve(launch: Launch, listener: socket.socket) -> int:
             # What the start has made stays: no later collection looks through it again.
             gc.collect()
             gc.freeze()
+            sys.setswitchinterval(SWITCH_SECONDS)
             launch.ready()
             announce(service, listener, time.monotonic() - launch.started)
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)

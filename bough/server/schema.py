@@ -28,7 +28,10 @@ class StreamOptions(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """vLLM's way to constrain an answer; exactly one of the first six is set."""
+    """vLLM's way to constrain an answer; exactly one of the first six is set.
+
+    There is nothing to fall back to; the last two are refused.
+    """
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -38,6 +41,9 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
+    disable_fallback: bool | None = None
+    disable_additional_properties: bool | None = None
+    backend: str | None = None
 
 
 class Constrained(msgspec.Struct, kw_only=True):

@@ -73,6 +73,8 @@ class Service:
         self.on_start: list[Callable[[], object]] = []
         """Called when the server starts to run, on its event loop."""
         self.texts = ProgramTexts(config.limits.program_text_bytes)
+        self.large_body = asyncio.Lock()
+        """Held by the request whose large body is parsed next."""
         self._resumable: set[asyncio.Task[None]] = set()
         self.quota_of: Callable[[str], Quota] = lambda tenant: UNBOUNDED
         self._held: dict[str, Held] = {}

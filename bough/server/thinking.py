@@ -53,16 +53,19 @@ def reasoning_of(
     """What the engine has to know of the reasoning in an answer; None where it makes no difference.
 
     ``optional``: a model that decides by itself whether it reasons may do so before the constrained part without a
-    budget too, if its tag is one token: a longer one might begin as an answer does.
+    budget too, if its tag is one token: a longer one might begin as an answer does. Where answers are on a channel of
+    their own, the constrained part begins there, whatever comes before.
     """
     thinking = form.reasoning
     if thinking is None or started is False:
         return None
+    if thinking.answers and constrained and optional:
+        return Reasoning(end=tuple(tokenizer.encode(thinking.answers, add_special=False)), budget=budget)
     end = tuple(tokenizer.encode(thinking.closes, add_special=False))
     if started or thinking.assumed:
         return Reasoning(end=end, budget=budget) if constrained or budget is not None else None
     begin = tuple(tokenizer.encode(thinking.opens, add_special=False))
-    if budget is None and not (constrained and optional and len(begin) == 1 and not thinking.channels):
+    if budget is None and not (constrained and optional and len(begin) == 1):
         return None
     return Reasoning(end=end, budget=budget, begin=begin)
 

@@ -28,6 +28,9 @@ T = TypeVar("T")
 logger = logging.getLogger("bough.server")
 
 JSON = b"application/json"
+LARGE_BODY_BYTES = 1 << 16
+"""Larger bodies, which take a millisecond and more to parse, are taken one at a time; between two of them, what has
+come for others is dealt with."""
 LOGGED_BYTES = 1 << 16
 """How much of a body is logged where bodies are."""
 
@@ -111,9 +114,13 @@ class Work(Response, Generic[T]):
                 body = await read_body(receive, service.limits)
                 if service.config.serve.log_requests == "full":
                     logger.info("request %s: %s", request_id, body[:LOGGED_BYTES].decode("utf-8", "replace"))
+                if len(body) > LARGE_BODY_BYTES:
+                    async with service.large_body:
+                        await asyncio.sleep(0)
                 await self._answer(call, decode_body(self.decoder, body, service.limits), receive, exchange)
         except ClientGone:
             service.metrics.disconnected.inc()
+            state["gone"] = True
         except BoughError as error:
             await exchange.fail(_as_seen(error, service))
         except Exception:

@@ -56,7 +56,8 @@ class Pooler:
             chunk = hidden.float().sum(0)
             state.sum = chunk if state.sum is None else state.sum + chunk
         elif state.kind == "first" and state.first is None:
-            state.first = hidden[0].float()
+            # A copy: a captured step computes the next hidden states over these.
+            state.first = hidden[0].to(torch.float32, copy=True)
         if start + len(hidden) < state.length:
             return None
         if state.kind == "classify":

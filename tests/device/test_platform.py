@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
+from bough.device.platform import cuda
 from bough.device.platform.cpu import CpuPlatform
 
 
@@ -73,3 +75,15 @@ def test_a_quota_bounds_the_processors(tmp_path: Path) -> None:
 def test_features_keep_to_the_known_ones(tmp_path: Path) -> None:
     platform = machine(tmp_path, {"proc/cpuinfo": "processor : 0\nflags\t\t: fpu avx2 fma sse amx_bf16\n"})
     assert platform.features() == ("avx2", "fma", "amx_bf16")
+
+
+def test_what_triton_builds_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *args: str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    assert cuda.lacks_compiler()
+    (tmp_path / "gcc").touch(0o755)
+    assert not cuda.lacks_compiler()
+    (tmp_path / "Python.h").unlink()
+    assert cuda.lacks_compiler(), "without the headers"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import gc
 import itertools
 import json
@@ -68,6 +70,15 @@ BOMBS: dict[str, Callable[[int], Fields]] = {
     "too large enum": lambda i: schema({"enum": [f"{i}{n}" for n in range(100_000)]}),
     "many properties": lambda i: schema(wide(1_000, title=str(i))),
     "too many properties": lambda i: schema(wide(10_000, title=str(i))),
+    "many bounds": lambda i: schema({"properties": {
+        f"o{k}": {"properties": {f"p{i}{n}": {"type": "integer", "minimum": n} for n in range(900)}} for k in range(4)
+    }}),
+    "long white space": lambda i: {"structured_outputs": {
+        "json": {"title": str(i), "type": "array"}, "whitespace_pattern": "|".join(" " * n for n in range(1, 1_000))
+    }},
+    "much white space": lambda i: {"structured_outputs": {
+        "json": {"title": str(i), "type": "array"}, "whitespace_pattern": r"((\s{1,999}){1,999}){1,999}"
+    }},
     "deep nesting": lambda i: schema({"title": str(i), "items": deep(30)}),
     "references in a circle": lambda i: schema(
         {"title": str(i), "$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
@@ -205,3 +216,21 @@ def test_nobody_waits_for_a_bomb(served: Server, serials: Iterator[int], tmp_pat
         assert seconds < ANSWER_SECONDS
     assert served.children["engine"] == engine
     assert statistics.median(more) <= MOST_SECONDS, more
+
+
+@pytest.mark.slow
+def test_compiles_whose_clients_are_gone_are_in_nobodys_way(served: Server, serials: Iterator[int]) -> None:
+    """Each takes a tenth of a second or more: begun all, they would keep the threads busy for long."""
+
+    def give_up(fields: Fields) -> None:
+        with contextlib.suppress(httpx.TimeoutException):
+            served.post("/v1/completions", {"prompt": "the", "max_tokens": 12, **fields}, timeout=1.0)
+
+    bombs = [BOMBS["any of many more objects"](next(serials)) for _ in range(40)]
+    with concurrent.futures.ThreadPoolExecutor(len(bombs)) as threads:
+        list(threads.map(give_up, bombs))
+    start = time.perf_counter()
+    answer = served.post("/v1/completions", {"prompt": "the", "max_tokens": 12, **schema({"type": "integer"})})
+    seconds = time.perf_counter() - start
+    print(f"a small schema behind {len(bombs)} that were given up: {seconds:.2f} s")
+    assert answer.status_code == 200 and seconds < ANSWER_SECONDS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
@@ -16,7 +17,7 @@ from bough.grammar.base import Template
 from bough.grammar.compiler import GrammarCompiler
 from tests.sim.grammar import FakeBackend, constraint, tags
 
-WIDE = {"properties": dict.fromkeys(map(str, range(2000)), {})}
+WIDE: dict[str, dict[str, dict[str, str]]] = {"properties": dict.fromkeys(map(str, range(2000)), {})}
 
 
 @dataclass
@@ -39,9 +40,9 @@ class Jobs(list[Job]):
         return self[-1]
 
 
-def made(limits: Limits = DEFAULT_LIMITS) -> tuple[GrammarCompiler, Jobs]:
+def made(limits: Limits = DEFAULT_LIMITS, threads: int = 2) -> tuple[GrammarCompiler, Jobs]:
     jobs = Jobs()
-    return GrammarCompiler(FakeBackend(), limits, jobs.submit, tags()), jobs
+    return GrammarCompiler(FakeBackend(), limits, jobs.submit, threads, tags()), jobs
 
 
 def test_those_who_come_together_share_one_compile() -> None:
@@ -103,6 +104,61 @@ def test_the_cache_is_bounded_and_keeps_what_is_used() -> None:
     assert use(2)
 
 
+def large(which: int) -> Constraint:
+    return Constraint(kind="regex", text=f"{which} " + "x" * 20_000)
+
+
+def order(compiler: GrammarCompiler, jobs: Jobs) -> list[str]:
+    """What the compiles that begin are of, as one after the other ends."""
+    begun: list[str] = []
+    while any(not job.over for job in jobs):
+        job = next(job for job in jobs if not job.over)
+        assert isinstance(job.work, partial)
+        begun.append(
+            job.work.args[0].text[:6].strip("x ") if len(job.work.args[0].text) > 99 else job.work.args[0].text
+        )
+        job.work, job.over = (lambda: FakeBackend().compile(constraint(1))), True
+        compiler.collect()
+    return begun
+
+
+def small(which: int) -> Constraint:
+    return Constraint(kind="regex", text=f"s{which}")
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
+    compiler, jobs = made()
+    tickets = [compiler.start(small(i)) for i in (0, 1, 2, 3, 4, 3)]
+    assert len(jobs) == 2
+    for i in (0, 2, 3):  # one runs, one is given up, of one only one waiter goes
+        compiler.drop(tickets[i])
+    assert order(compiler, jobs) == ["s0", "s1", "s3", "s4"]
+    assert tickets[2].poll() is None and tickets[5].poll() is not None
+    again = compiler.start(small(2))
+    assert order(compiler, jobs) == ["s2"] and again.poll() is not None
+
+
+def test_tenants_take_turns() -> None:
+    compiler, jobs = made()
+    for i in range(6):
+        compiler.start(small(i), "a")
+    compiler.start(small(10), "b")
+    compiler.start(small(20), "c")
+    compiler.start(small(11), "b")
+    assert order(compiler, jobs) == ["s0", "s1", "s2", "s10", "s20", "s3", "s11", "s4", "s5"]
+
+
+def test_large_ones_leave_a_thread_to_the_others() -> None:
+    compiler, jobs = made()
+    for i in range(4):
+        compiler.start(large(i))
+    assert len(jobs) == 1
+    for i in range(3):
+        compiler.start(small(i))
+    assert len(jobs) == 2
+    assert order(compiler, jobs) == ["0", "s0", "1", "s1", "2", "s2", "3"]
+
+
 def chain(n: int) -> str:
     return "\n".join(["start: a0", *(f'?a{i}.1: "x" a{i + 1}' for i in range(n)), f'a{n}: "x"'])
 
@@ -125,6 +181,11 @@ def test_rules_that_are_many_or_circular_are_no_chain() -> None:
         (Constraint(kind="regex", text=""), "empty"),
         (Constraint(kind="regex", text="a\0b"), "NUL"),
         (Constraint(kind="regex", text="\ud800"), "Unicode"),
+        (Constraint(kind="json_schema", text="{}", whitespace=" |" * 200), "256 characters"),
+        *(
+            (Constraint(kind="json_schema", text="{}", whitespace=pattern), "white space")
+            for pattern in ("a", "[^a]", ".", r"\w", r"\S", r"[\t-z]", "(?i: )", r"\p{L}", r"[ \"]", "{", "x*", "\x0b")
+        ),
         (Constraint(kind="json_schema", text="3"), "object"),
         (Constraint(kind="json_schema", text="{"), "JSON"),
         (Constraint(kind="choice", text='["a", 1]'), "strings"),
@@ -173,6 +234,11 @@ def test_what_costs_too_much_is_refused_before_any_parser(bad: Constraint, named
     with pytest.raises(InvalidRequest, match=named) as caught:
         check_constraint(bad, DEFAULT_LIMITS)
     assert caught.value.param == bad.kind and caught.value.status == 400
+
+
+@pytest.mark.parametrize("pattern", [" ", "", r"[\n\t ]*", r"\s*", "( |\n)?", r"(?:\r\n|\n)+[ ]{0,8}", "free"])
+def test_patterns_of_white_space(pattern: str) -> None:
+    check_constraint(Constraint(kind="json_schema", text="{}", whitespace=pattern), DEFAULT_LIMITS)
 
 
 def test_multiples_that_are_cheap_to_count_pass() -> None:

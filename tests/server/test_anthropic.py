@@ -145,6 +145,50 @@ def test_a_call_that_went_wrong_is_the_same_in_a_stream(
     client.messages.create(model=MODEL, max_tokens=1, messages=[*ASK, *said])
 
 
+@pytest.mark.parametrize("enforced", [False, True])
+def test_the_input_of_a_call_comes_as_it_is_written_where_it_cannot_go_wrong(
+    server: Running, client: anthropic.Anthropic, enforced: bool
+) -> None:
+    choice: Any = {"type": "tool", "name": "get_weather"} if enforced else {"type": "auto"}
+    fields: Any = {"model": MODEL, "max_tokens": 2000, "messages": ASK, "tools": [TOOL], "tool_choice": choice}
+    server.client.answer_next = CALL.replace("Paris", "Paris, France")
+    pieces, seen = [], []
+    with client.messages.stream(**fields) as stream:
+        for event in stream:
+            if event.type == "input_json":
+                pieces.append(event.partial_json)
+                seen.append(event.snapshot)
+        streamed = stream.get_final_message()
+    assert json.loads("".join(pieces)) == {"city": "Paris, France"} == seen[-1]
+    assert len(pieces) > 5 if enforced else len(pieces) == 1
+    server.client.answer_next = CALL.replace("Paris", "Paris, France")
+    whole = client.messages.create(**fields)
+    (one,), (other,) = streamed.content, whole.content
+    assert one.type == other.type == "tool_use" and one.input == other.input == {"city": "Paris, France"}
+
+
+def test_a_call_that_is_cut_off_ends_its_stream(server: Running, client: anthropic.Anthropic) -> None:
+    choice: Any = {"type": "any"}
+    server.client.answer_next = CALL
+    with client.messages.stream(
+        model=MODEL, max_tokens=CALL.index("ris"), messages=ASK, tools=[TOOL], tool_choice=choice
+    ) as stream:
+        cut = stream.get_final_message()
+    assert cut.stop_reason == "max_tokens" and cut.content[0].type == "tool_use"
+
+
+def test_a_result_that_is_an_error_says_so(server: Running, client: anthropic.Anthropic) -> None:
+    for text, shown in (("no such city", "Error: no such city"), ("Error 5", "Error 5")):
+        history: Any = [
+            *ASK, {"role": "assistant", "content": [
+                {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "toolu_1", "is_error": True, "content": text}]},
+        ]  # fmt: skip
+        client.messages.create(model=MODEL, max_tokens=1, messages=history, tools=[TOOL])
+        assert f"<|tool|>{shown}" in prompt_of(server)
+
+
 def test_reasoning_is_shown_only_where_it_was_asked_for(server: Running, client: anthropic.Anthropic) -> None:
     server.client.answer_next = f"{THOUGHT}sunny."
     answer = client.messages.create(model=MODEL, max_tokens=2000, messages=ASK)

@@ -438,6 +438,43 @@ def test_what_the_engine_refuses_names_the_field(
     assert (error["error"]["param"], error["error"]["message"]) == (param, told)
 
 
+def test_a_constraint_begins_on_the_channel_of_answers() -> None:
+    asked = {"response_format": {"type": "json_object"}}
+    said = '<|channel|>final<|message|>{"a": 1}'
+    with running_server(reasoning_parser="gpt-oss", tool_parser="gpt-oss") as server:
+        for fields, budget in (({}, None), ({"thinking_token_budget": 9}, 9)):
+            server.client.answer_next = said
+            body = {"model": MODEL, "messages": ASK, "max_tokens": 200, **asked, **fields}
+            message = httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["choices"][0]["message"]
+            assert message["content"] == '{"a": 1}'
+            reasoning = server.client.seen[-1].reasoning
+            assert reasoning is not None and reasoning.budget == budget and not reasoning.begin
+            assert make_tokenizer().decode(list(reasoning.end)) == "<|channel|>final<|message|>"
+        server.client.answer_next = said
+        httpx.post(f"{server.url}/v1/chat/completions", json={"model": MODEL, "messages": ASK, "max_tokens": 200})
+        assert server.client.seen[-1].reasoning is None
+
+
+def test_a_call_that_must_come_is_no_answer_in_another_language(hermes: Running) -> None:
+    for fields, named in (
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+    ):
+        body = {"model": MODEL, "messages": ASK, "tools": [WEATHER], "tool_choice": "required", **fields}
+        answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == named, answer.text
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({}, ""), ({"json_object": False}, ""), ({"json": {}, "backend": "outlines"}, ".backend"),
+    ({"json": {}, "disable_additional_properties": True}, ".disable_additional"),
+])  # fmt: skip
+def test_structured_outputs_that_would_mean_nothing(hermes: Running, fields: Any, named: str) -> None:
+    body = {"model": MODEL, "messages": ASK, "structured_outputs": fields}
+    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 400 and f"structured_outputs{named}" in answer.json()["error"]["param"], answer.text
+
+
 def test_a_model_that_decides_may_think_before_its_constraint() -> None:
     tokenizer = make_tokenizer()
     mark = tokenizer.special_tokens[0]

@@ -150,7 +150,9 @@ class Simulation:
             draw=self._draw,
             stop_matcher=_stop_matcher,
             gates=tuple(self.gates),
-            compiler=GrammarCompiler(FakeBackend(), limits, self.background.submit, tags()),
+            compiler=GrammarCompiler(
+                FakeBackend(), limits, self.background.submit, settings.max_running + len(script.events), tags()
+            ),
             adapters=self.pipeline.adapters,
         )
         self.scheduler._planner._headroom = settings.headroom

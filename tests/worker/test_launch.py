@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from bough.base.params import SamplingParams
+from bough.base.params import PoolingParams, SamplingParams
+from bough.base.plan import RowInit
 from bough.device.platform import copies
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
 from bough.worker.model_runner import ModelRunner
+from bough.worker.pooling import Pooler
 from bough.worker.worker import Launched
 from tests.driving import Driver
 
@@ -97,8 +99,9 @@ def test_the_time_of_the_host_is_not_the_time_of_the_device(
 def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: Make, make_driver: Make) -> None:
     path, _ = tiny_llama()
     alone = make_driver(path)
-    expected = alone.add(0, [9, 8, 7], PENALISED)
+    expected = alone.add(0, [4, 5, 6], PENALISED)
     alone.run([expected], 6)
+    assert expected.generated[1] != expected.generated[0]
     driver = make_driver(path)
     first = driver.add(0, [4, 5, 6], PENALISED)
     worker = driver.worker
@@ -107,8 +110,9 @@ def test_a_row_that_was_given_away_keeps_nothing_of_the_one_before(tiny_llama: M
     flight, _ = driver.launch([(first, 1)])
     worker.sample = sample
     driver.release(first)
-    # Enters the row, and is launched, before what its last owner sampled has arrived.
-    second = driver.add(0, [9, 8, 7], PENALISED)
+    # Enters the row, and is launched, before what its last owner sampled has arrived: the token that it is about to
+    # sample itself, and would not if that counted as its own.
+    second = driver.add(0, [4, 5, 6], PENALISED)
     driver.step((second, 0))
     assert worker.finish(flight).counts.tolist() == [1]
     driver.run([second], 6)
@@ -137,3 +141,14 @@ def test_a_row_whose_sampling_failed_has_a_token_that_can_be_looked_up() -> None
     rows = DeviceRows(3, 8, torch.device("cpu"))
     rows.set_last(torch.tensor([2, 0]), torch.tensor([-1, 7]))
     assert rows.last_token.tolist() == [7, 0, 0, 0]
+
+
+def test_the_first_hidden_state_outlives_its_step() -> None:
+    """A captured step leaves what it computes where the one before did."""
+    pooler, none = Pooler(), np.zeros(0, np.int32)
+    ids = np.array([4, 5], np.int32)
+    pooler.add(0, RowInit(0, none, ids, 2, SamplingParams(), 0, (), 2, PoolingParams(kind="first")))
+    hidden = torch.tensor([[1.0, 2.0]])
+    assert pooler.take(0, 0, hidden, lambda states: states) is None
+    vector = pooler.take(0, 1, hidden.fill_(7.0), lambda states: states)
+    assert vector is not None and vector.tolist() == [1.0, 2.0]

@@ -15,12 +15,16 @@ from bough.device.attention.work import HostBatch
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.heads import Scoring
 from bough.device.ops.registry import Ops
-from bough.device.platform.copies import to_device
+from bough.device.ops.triton.launch import resident
+from bough.device.platform.copies import Passed, to_device
 
 Tensor = torch.Tensor
 
 WORKSPACE = 128 << 20
-"""Bytes that its kernels keep partial results in."""
+"""Bytes that its kernels keep partial results in, at least: what its documentation recommends."""
+
+TILE = 4 * 128 * (128 + 1)
+"""Bytes of partial results that a program leaves for one query head at most, their sums included."""
 
 DIMS = (64, 128, 256)
 """Of heads, in half precision: what its kernels are made for."""
@@ -43,6 +47,7 @@ class FlashInferAttention(TritonAttention):
         self.name = "flashinfer"
         self._workspace: Tensor | None = None
         self._wrappers: dict[Plan, Any] = {}
+        self._copied: dict[Plan, Passed] = {}
         self._planned: set[Plan] = set()
         self._indices: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
@@ -71,17 +76,24 @@ class FlashInferAttention(TritonAttention):
         if plan not in self._wrappers:
             from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-            if self._workspace is None:
-                self._workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=q.device)
+            # Keys are split among two programs for each multiprocessor, each with the query heads of one of keys.
+            needed = max(WORKSPACE, resident(q.device) // 2 * (q.shape[1] // cells.shape[1]) * TILE)
+            if self._workspace is None or len(self._workspace) < needed:
+                self._workspace = torch.empty(needed, dtype=torch.uint8, device=q.device)
             self._wrappers[plan] = BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD")
         if plan not in self._planned:
             self._planned.add(plan)
             q_start, kv_start, locs, last = self._step(host, scoring.window)
+            # It writes its plan over the last one, in pinned memory, which the device may be yet to read: that of the
+            # step before, whose first layer comes behind it. The device has the other layers to do meanwhile.
+            if plan in self._copied:
+                self._copied[plan].wait()
             self._wrappers[plan].plan(
                 q_start, kv_start, locs, last, plan[0], plan[1], plan[2], 1,
                 causal=True, sm_scale=scoring.scale, window_left=scoring.window - 1 if scoring.window else -1,
                 logits_soft_cap=scoring.softcap or None, q_data_type=q.dtype, kv_data_type=cells.dtype,
             )  # fmt: skip
+            self._copied[plan] = Passed(q.device)
         return self._wrappers[plan]
 
     def _step(self, host: HostBatch, window: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

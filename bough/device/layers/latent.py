@@ -87,7 +87,7 @@ class LatentAttention:
         up = context.parameter(f"{prefix}.kv_b_proj.weight", (form.n_heads * per_head, form.latent_size))
         keys, values = torch.split(up.view(form.n_heads, per_head, -1), [form.nope_size, form.value_size], dim=1)
         self._to_latent, self._from_latent = keys.contiguous(), values.transpose(1, 2).contiguous()
-        self._adapters, self._lora = context.adapters, LatentLora(form, context.dtype)
+        self._adapters, self._lora = context.adapters, LatentLora(form, context.dtype, context.device)
         if context.adapters is not None:
             context.adapters.weights(f"{prefix}.kv_b_proj", form.n_heads * per_head, form.latent_size, self._lora)
         self._out = Linear(context, [(f"{prefix}.o_proj", hidden)], form.n_heads * form.value_size, form.bias)
@@ -122,8 +122,8 @@ class LatentLora:
     """:class:`bough.device.ops.lora.LoraPlaces` of the projection of latents to keys and values, taken apart by heads
     as the projection itself is: latents in the cache are the model's own."""
 
-    def __init__(self, form: LatentForm, dtype: torch.dtype) -> None:
-        self._form, self._dtype = form, dtype
+    def __init__(self, form: LatentForm, dtype: torch.dtype, device: torch.device) -> None:
+        self._form, self._dtype, self._device = form, dtype, device
         self._places: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
     def set(self, place: int, update: Update | None) -> None:
@@ -132,9 +132,9 @@ class LatentLora:
             return
         form, (a, b) = self._form, (update.a[0], update.b[0])
         assert a is not None and b is not None
-        b = b.to(self._dtype).view(form.n_heads, form.nope_size + form.value_size, -1)
+        b = b.to(self._device, self._dtype).view(form.n_heads, form.nope_size + form.value_size, -1)
         keys, values = torch.split(b, [form.nope_size, form.value_size], dim=1)
-        a = a.to(self._dtype).expand(form.n_heads, -1, -1).contiguous()
+        a = a.to(self._device, self._dtype).expand(form.n_heads, -1, -1).contiguous()
         self._places[place] = a, keys.contiguous(), values.transpose(1, 2).contiguous()
 
     def to_latent(self, runs: Runs, x: Tensor, out: Tensor) -> None:

@@ -64,6 +64,19 @@ class Fetch:
         return [copy.numpy() for copy in self._copies]
 
 
+class Passed:
+    """What a device had to do so far, for memory of the host's that it reads and that is written again."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Everything that was launched in the current stream before."""
+        self._event = None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
+
+    def wait(self) -> None:
+        """Until it is done."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
 class Timer:
     """Seconds that a device spends on what is launched between two calls."""
 

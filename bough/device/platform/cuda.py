@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -66,6 +70,14 @@ def device_of(asked: Literal["auto", "cpu", "cuda"]) -> Literal["cpu", "cuda"]:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < FEATURES["bf16"]:
         return "cpu"
     return "cpu" if find_spec("triton") is None else "cuda"
+
+
+def lacks_compiler() -> bool:
+    """Whether Triton finds no C compiler, or no headers of Python: it builds what launches a kernel, beside the kernel,
+    unless its cache has both."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return compiler is None or not headers.is_file()
 
 
 def lost(error: Exception) -> bool:

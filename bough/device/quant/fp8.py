@@ -10,7 +10,7 @@ import torch
 from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.rounded import LARGEST, RoundedRows
-from bough.device.quant.base import LinearMethod, Parameter, Scheme, Table
+from bough.device.quant.base import Held, LinearMethod, Parameter, Scheme, Table
 
 Tensor = torch.Tensor
 
@@ -69,13 +69,16 @@ def round_outputs(weight: Tensor, bias: Tensor | None) -> HeldWeight:
 
 
 class Fp8Scheme:
-    """Layers in 8-bit floats; embedding and head, whose errors reach every token, as ``dense`` holds them."""
+    """Layers in 8-bit floats; as ``dense`` holds them embedding and head, whose errors reach every token, and layers of
+    sizes that the products do not take."""
 
     def __init__(self, ops: Fp8Ops, dense: Scheme) -> None:
         self._ops, self._dense = ops, dense
 
     def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
         weight = torch.cat([parameter.dense() for parameter in parameters])
+        if any(n % ALIGNED for n in weight.shape):
+            return self._dense.linear([Held(weight)], bias)
         return Fp8Linear(round_outputs(weight, bias), self._ops)
 
     def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:

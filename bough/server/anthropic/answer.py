@@ -18,10 +18,15 @@ def encode_event(event: Event) -> bytes:
 
 
 class Growing:
-    """Takes the news of a chat's only choice. ``message`` is complete after :meth:`end`."""
+    """Takes the news of a chat's only choice. ``message`` is complete after :meth:`end`.
 
-    def __init__(self, message_id: str, model: str, body: MessagesRequest) -> None:
+    ``enforced``: the input of calls is JSON for certain, so it is sent as it comes. Otherwise it is sent in one piece
+    when it is whole: clients fail on JSON that turns out to be none.
+    """
+
+    def __init__(self, message_id: str, model: str, body: MessagesRequest, enforced: bool) -> None:
         self._body = body
+        self._enforced = enforced
         self._pieces: list[str] = []
         self._reason: str | None = None
         self._matched: int | str | None = None
@@ -81,8 +86,11 @@ class Growing:
         events = []
         if isinstance(call.id, str):
             events += self._open({"type": "tool_use", "id": call.id, "name": call.function.name, "input": {}})
-        if isinstance(call.function.arguments, str):
-            self._pieces.append(call.function.arguments)
+        if isinstance(text := call.function.arguments, str) and text:
+            if self._enforced:
+                events.append(self._delta("input_json_delta", "partial_json", text))
+            else:
+                self._pieces.append(text)
         return events
 
     def _write(self, kind: str, delta: str, text: str) -> list[Event]:
@@ -108,10 +116,7 @@ class Growing:
         }
 
     def _close(self) -> list[Event]:
-        """End the block that is open, if any.
-
-        The input of a call is sent here, in one piece: clients fail on JSON that turns out to be none.
-        """
+        """End the block that is open, if any."""
         content = self.message["content"]
         if not content:
             return []
@@ -121,7 +126,7 @@ class Growing:
             block[block["type"]] = text
             return [stop]
         block["input"] = arguments_of(text)
-        if not block["input"]:
+        if self._enforced or not block["input"]:
             return [stop]
         return [self._delta("input_json_delta", "partial_json", encode_json(block["input"]).decode()), stop]
 

@@ -127,7 +127,9 @@ def _text(content: Any, where: str) -> str:
 
 
 def _result(block: Block, at: str) -> str:
-    return _text(block.get("content") or "", f"{at}.content")
+    text = _text(block.get("content") or "", f"{at}.content")
+    # Templates know no other way to tell that a call has failed.
+    return f"Error: {text}" if block.get("is_error") is True and not text.lower().startswith("error") else text
 
 
 def _call(block: Block, at: str) -> dict[str, Any]:

@@ -196,7 +196,7 @@ async def _open(call: Call, body: ResponsesRequest, items: list[Item], rid: str)
         if body.truncation == "auto":
             items = await fitting(call, body, items)
         chat = await open_chat(call, chat_request(body, items, rid))
-    return ChatStream(chat.usage, chat.warnings, _own_errors(chat.pieces))
+    return ChatStream(chat.usage, chat.warnings, _own_errors(chat.pieces), chat.enforced)
 
 
 async def _own_errors(

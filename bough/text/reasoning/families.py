@@ -15,6 +15,7 @@ class ReasoningFormat:
         assumed: an answer begins with reasoning even without ``opens``, unless the prompt says otherwise.
         ends_at_call: the beginning of a tool call ends the reasoning too.
         channels: the answer is a sequence of messages on channels; see :mod:`bough.text.reasoning.channels`.
+        answers: what the answer itself begins with, where something may stand between ``closes`` and the answer.
         aliases: names of other servers for the same.
         marks: texts of which the chat template contains all, for one of the tuples.
     """
@@ -25,6 +26,7 @@ class ReasoningFormat:
     assumed: bool = False
     ends_at_call: bool = False
     channels: bool = False
+    answers: str = ""
     aliases: tuple[str, ...] = ()
     marks: tuple[tuple[str, ...], ...] = ()
 
@@ -43,6 +45,7 @@ CHANNEL_TOKENS = (
 FAMILIES = (
     ReasoningFormat(
         name="gpt-oss", opens="<|channel|>analysis<|message|>", closes="<|end|>", channels=True,
+        answers="<|channel|>final<|message|>",
         aliases=("gpt_oss", "harmony", "openai"), marks=(("<|channel|>", "<|message|>"),),
     ),
     ReasoningFormat(

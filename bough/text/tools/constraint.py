@@ -79,7 +79,8 @@ class CallGrammar:
             if not otherwise.strict and isinstance(schema, dict):
                 schema |= LENIENT
             bare = self._either(tools, schema)
-            start = f"({start} | {embedded(schema)})" if bare is None else bare
+            answer = " ".join([*self._literal(self._family.answers), embedded(schema)])
+            start = f"({start} | {answer})" if bare is None else bare
         return self._grammar(start, thinking)
 
     def tags(

@@ -141,6 +141,7 @@ KIMI_K2 = Family(
 
 GPT_OSS = Family(
     name="gpt-oss",
+    answers="<|channel|>final<|message|>",
     # What comes before the name, and the forms that this takes, is brought to this one form by the channels' parser.
     formats=(
         Format(

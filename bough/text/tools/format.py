@@ -117,6 +117,7 @@ class Family:
         aliases: names of other servers for the same.
         marks: texts of which the chat template contains all, for one of the tuples.
         id_form: of the ids that the server makes; ``hex`` for OpenAI's, ``short`` for nine characters, or a form.
+        answers: what an answer that is no call begins with.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Family:
     aliases: tuple[str, ...] = ()
     marks: tuple[tuple[str, ...], ...] = ()
     id_form: str = "hex"
+    answers: str = ""
 
     @property
     def triggers(self) -> tuple[str, ...]:

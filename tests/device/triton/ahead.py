@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,21 @@ def builds(every: bool) -> Iterator[Build]:
     yield from latent_builds(every)
     yield from expert_builds(every)
     yield from lora_builds()
+    yield from builds_of_one([*rope_builds(False), *sampling_builds(), *linear_builds(False), *expert_builds(False),
+                              *lora_builds()])  # fmt: skip
+
+
+ONES = {"n", "m", "n_kv_heads", "n_blocks", "n_groups", "n_parts", "n_top", "n_asked", "top_k"}
+"""Numbers that may be 1, as the rows of a step are. Triton takes a 1 for a constant, which is other code to it."""
+
+
+def builds_of_one(known: list[Build]) -> Iterator[Build]:
+    """Each kernel as it is launched with ONES, where it has any."""
+    for build in {build.kernel: build for build in reversed(known)}.values():
+        ones = dict.fromkeys(sorted(ONES & build.types.keys()), 1)
+        if ones:
+            types = {name: kind for name, kind in build.types.items() if name not in ones}
+            yield replace(build, name=f"{build.name} of one", types=types, constants={**build.constants, **ones})
 
 
 def elementwise_builds(every: bool) -> Iterator[Build]:

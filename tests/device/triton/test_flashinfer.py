@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from bough.base.errors import ConfigError
 from bough.base.plan import SharedPrefix
+from bough.device.attention import flashinfer
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.flashinfer import FlashInferAttention
 from bough.device.attention.work import SPLIT, HostBatch
@@ -77,6 +79,66 @@ def planned(backend: FlashInferAttention, case: Case, shared: tuple[SharedPrefix
     host = HostBatch(rows.numpy(), q_start.numpy(), seq_len.numpy(), shared)
     tensors: list[Any] = [there(t) for t in (case.page_table, rows, q_start, seq_len, rows, rows)]
     backend.plan(AttentionBatch(*tensors, host=host))
+
+
+class Late:
+    """A device that does what it is given only when somebody waits, and FlashInfer's part of it: a plan is written to
+    memory of the host's, the same each time, which the device reads in its turn."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.queue: list[Callable[[], object]] = []
+        late = self
+
+        class LateWrapper(Wrapper):
+            def __init__(self, workspace: Tensor, layout: str) -> None:
+                super().__init__(workspace, layout)
+                self._pinned: dict[str, Any] = {}
+
+            def plan(self, *args: Any, **kwargs: Any) -> None:
+                self._pinned.update(args=args, kwargs=kwargs)
+                late.queue.append(self._copy)
+
+            def _copy(self) -> None:
+                super().plan(*self._pinned["args"], **self._pinned["kwargs"])
+
+            def run(self, q: Tensor, cells: tuple[Tensor, Tensor]) -> Tensor:
+                out = torch.full_like(q, torch.nan)
+                late.queue.append(lambda: out.copy_(super(LateWrapper, self).run(q, cells)))
+                return out
+
+        class LatePassed:
+            def __init__(self, device: torch.device) -> None:
+                self._until = len(late.queue)
+
+            def wait(self) -> None:
+                late.work(self._until)
+
+        monkeypatch.setattr(sys.modules["flashinfer"], "BatchPrefillWithPagedKVCacheWrapper", LateWrapper)
+        monkeypatch.setattr(flashinfer, "Passed", LatePassed)
+        self._done = 0
+
+    def work(self, until: int | None = None) -> None:
+        until = len(self.queue) if until is None else until
+        while self._done < until:
+            self.queue[self._done]()
+            self._done += 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_step_is_planned_while_those_before_it_wait(ops: Ops, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(monkeypatch)
+    backend = FlashInferAttention(ops)
+    cases = [
+        make_case([n, 30], [2, 9], (4, 2, 64), torch.bfloat16, window=w, seed=n) for n in (9, 65, 40) for w in (0, 7)
+    ]
+    outs = []
+    for case in cases:
+        planned(backend, case)
+        for _ in range(2):
+            outs.append((backend.forward(there(case.q), there(case.k), there(case.v), case.scoring), case))
+    late.work()
+    for out, case in outs:
+        assert ((out.cpu().double() - exact_attention(case)).abs() <= tolerance(case)).all()
 
 
 @pytest.mark.usefixtures("installed")

@@ -61,3 +61,6 @@ def test_what_does_not_go_together_is_widened(ops: Ops) -> None:
         exact = x.double() @ torch.cat([part.values.double() for part in parts]).T
         assert torch.allclose(layer.apply(x.to(DEVICE)).cpu().double(), exact, rtol=1e-3, atol=1e-3)
     assert isinstance(resolve_scheme("auto", ops, torch.float32, ()).linear([kept], None), DenseLinear)
+    rounding = resolve_scheme("fp8", ops, torch.float32, ("fp8",))
+    assert isinstance(rounding.linear([plain], None), Fp8Linear)
+    assert isinstance(rounding.linear([odd], None), DenseLinear)

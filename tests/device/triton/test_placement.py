@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from bough.device.layers.latent import LatentForm, LatentLora
+from bough.device.ops.lora import Update
 from bough.device.ops.packed import Kind
 from bough.device.ops.triton import linear
 from bough.device.ops.triton.linear import packed_linear
@@ -45,3 +47,13 @@ def test_what_is_rounded_while_loading(monkeypatch: pytest.MonkeyPatch, quantize
     scheme.linear([held(64), held(33)], torch.empty(97, dtype=torch.bfloat16, device=NOWHERE))
     scheme.table([held(32), held(32)], True).head(40)
     scheme.head([held(32), held(32)], 40)
+
+
+def test_updates_of_latents_are_moved_to_the_model() -> None:
+    form = LatentForm(
+        hidden_size=16, n_heads=2, latent_size=8, rotary_size=4, nope_size=6, value_size=5, query_latent_size=0,
+        bias=False, interleaved=True, scale=1.0,
+    )  # fmt: skip
+    lora = LatentLora(form, torch.bfloat16, NOWHERE)
+    lora.set(0, Update([torch.randn(3, 8)], [torch.randn(22, 3)]))
+    assert all(part.device == NOWHERE for part in lora._places[0])

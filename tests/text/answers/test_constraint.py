@@ -84,6 +84,16 @@ def test_json_may_stand_in_place_of_calls() -> None:
         assert not accepted(grammar, '{"x": "3"}') and not accepted(grammar, "x")
 
 
+def test_json_beside_calls_of_channels_is_on_its_own() -> None:
+    asked, thinking = Constraint(kind="json_object"), REASONING["gpt-oss"]
+    grammar = CallGrammar(BY_NAME["gpt-oss"], {}).constraint(TOOLS, parallel=True, thinking=thinking, otherwise=asked)
+    answer, call = '<|channel|>final<|message|>{"x": 3}', write_calls(BY_NAME["gpt-oss"], [("get_time", {})])
+    for said in (answer, call):
+        assert accepted(grammar.text, said)
+        assert accepted(grammar.text, f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{said}")
+    assert not accepted(grammar.text, '{"x": 3}')
+
+
 def test_special_tokens_are_named_by_their_ids() -> None:
     special = {"<|tool_calls_section_begin|>": 7, "<|tool_calls_section_end|>": 8, "<|tool_call_begin|>": 9}
     text = CallGrammar(BY_NAME["kimi-k2"], special).constraint(TOOLS, parallel=True).text

@@ -134,12 +134,14 @@ def blocks_of(group: int, dim: int, dtype: torch.dtype, large: bool, cells: torc
     Small tiles wait for memory: two blocks of keys are under way, which takes five stages, as their addresses are
     loaded first. Large ones multiply: as many queries as registers hold, beside what cells are widened with.
     """
-    wide = next_power(dim) * dtype.itemsize
+    wide, exact = next_power(dim) * dtype.itemsize, dtype == torch.float32
     if not large:
-        return Blocks(max(16, next_power(group)), 64 if wide <= 256 else 32, 4, 5 if wide <= 256 else 3)
-    most = 128 if wide <= 256 else 64
-    few = wide > 256 or cells == torch.int8
-    return Blocks(max(most, next_power(group)), 32 if few else 64, 8, 2 if few and cells.itemsize == 1 else 3)
+        keys, stages = (64, 5) if wide <= 256 else (32, 3) if wide <= 512 else (16, 2)
+        return Blocks(max(16, next_power(group)), keys, 4, stages)
+    most = 32 if wide > 512 else 64 if wide > 256 or exact else 128
+    few = wide > 256 or exact or cells == torch.int8
+    keys = 16 if wide > 512 else 32 if few else 64
+    return Blocks(max(most, next_power(group)), keys, 8, 2 if wide > 512 or (few and cells.itemsize == 1) else 3)
 
 
 def tiles_of(n_heads: int, n_kv_heads: int, dim: int, dtype: torch.dtype) -> Tiles:

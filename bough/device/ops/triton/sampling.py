@@ -269,6 +269,8 @@ def sample(logits: Tensor, draws: Draws) -> Tensor:
     check_floats("sample", logits)
     n, vocab = logits.shape
     check(draws.n == n and vocab < WIDEST, "sample", logits)
+    if vocab == 1:  # Triton takes a 1 for a constant, with which it fails to compile the kernel
+        return draws.best.clone()
     out = torch.empty(n, dtype=torch.int64, device=logits.device)
     if n:
         parameters = to_device(draws.columns(uniforms(draws.seeds, draws.positions)), logits.device)
