@@ -93,6 +93,11 @@ def check_size(constraint: Constraint, limits: Limits) -> None:
         )
 
 
+def check_parts(kind: str, value: Any, limits: Limits) -> None:
+    """What of :func:`check_constraint` is about the parts of a JSON value, before a constraint is made of it."""
+    deque(_check_json(kind, value, limits), 0)
+
+
 def parse(constraint: Constraint) -> Any:
     """The JSON value of the constraint's text, of the shape that its kind has. Raises InvalidRequest."""
     kind = constraint.kind

@@ -134,7 +134,7 @@ class Tokenizer:
         if (
             not isinstance(self._full.model, models.BPE)
             or strips
-            or not _keeps((parts["normalizer"], parts["pre_tokenizer"]))
+            or not _keeps([parts["normalizer"], parts["pre_tokenizer"]])
         ):
             return None
         dropped = b""
@@ -298,7 +298,8 @@ def _keeps(steps: Iterable[Any]) -> bool:
             case None:
                 continue
             case {"type": "Sequence", **rest}:
-                if not _keeps(rest.get("normalizers") or rest.get("pretokenizers") or ()):
+                inner: Any = rest.get("normalizers") or rest.get("pretokenizers") or ()
+                if not _keeps(inner):
                     return False
             case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
                 if len(new.encode()) < len(old.encode()):

@@ -154,10 +154,6 @@ def test_long_texts_and_chats_are_encoded_as_short_ones(tmp_path: Path) -> None:
     async def body(engine: AsyncEngine, scheduler: ScriptedScheduler) -> None:
         text = "é" * LONG_TEXT
         assert await engine.tokenize(text) == engine.tokenizer.encode(text, add_special=True)
-        with pytest.raises(
-            InvalidRequest, match="(at least|more than) [0-9]+ tokens.* is longer than the model's context"
-        ):
-            await engine.generate("word " * 1_000_000, GenerateOptions())
         ids = await engine.render_chat([{"role": "user", "content": "say <|turn|>"}])
         assert engine.tokenizer.decode(ids, skip_special=False) == "<|turn|>user:say <|turn|><|turn|>assistant:"
         turn = engine.tokenizer.token_id("<|turn|>")
