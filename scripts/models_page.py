@@ -159,7 +159,28 @@ def measure(model_types: Collection[str]) -> dict[str, Any]:
                 served: Any = driver.worker._runner._model
                 row["one_call"] |= getattr(served, "_stack", None) is not None
         print(name, row, file=sys.stderr, flush=True)
+    if not model_types or "bert" in model_types:
+        found["bert"] = measure_vectors()
     return found
+
+
+def measure_vectors() -> dict[str, Any]:
+    """The same of the mean hidden states of BERT, over several texts."""
+    import numpy as np
+
+    from bough.engine.engine import Engine
+    from tests.models.test_bert import TEXTS, expected, make_tiny_bert
+
+    row: dict[str, Any] = {"one_call": False}
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_tiny_bert(Path(name))
+        for dtype in ("float32", "bfloat16"):
+            with Engine(str(folder), dtype=dtype, threads=1, max_running=4) as engine:
+                ids = [engine.tokenize(text) for text in TEXTS]
+                pairs = [(e.vector, expected(folder, i).mean(0)) for e, i in zip(engine.embed(ids), ids, strict=True)]
+            row[dtype] = max(float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs)) for ours, theirs in pairs)
+    print("bert", row, file=sys.stderr, flush=True)
+    return row
 
 
 def main() -> None:
