@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any, Literal
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS, Limits
+from bough.base.numbers import leave_out_inexact
 from bough.grammar.admission import check_parts
 from bough.server.errors import encode_json
 from bough.server.schema import ChatRequest, TokenizeRequest
@@ -78,7 +80,11 @@ class ToolUse:
 
     def _enforced(self, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {word: value for word, value in schema.items() if word not in LENIENT}
-        return own if name in self.strict else own | LENIENT
+        if name in self.strict:
+            return own
+        enforced = copy.deepcopy(own)
+        leave_out_inexact(enforced)
+        return enforced | LENIENT
 
     @contextmanager
     def own_names(self, otherwise: str | None) -> Iterator[None]:

@@ -7,6 +7,7 @@ structural tags.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
+from bough.base.formats import exact_schema
 from bough.base.limits import DEFAULT_LIMITS
+from bough.base.numbers import leave_out_inexact
 from bough.text.reasoning.families import ReasoningFormat
 from bough.text.tools.format import Arguments, Envelope, Family, Name, Parameters, Part, Serial
 from bough.text.tools.schema import (
@@ -84,6 +87,7 @@ class CallGrammar:
         if otherwise is not None:
             schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
             if not otherwise.strict and isinstance(schema, dict):
+                leave_out_inexact(schema)
                 schema |= LENIENT
             bare = self._either(tools, schema)
             answer = " ".join([*self._literal(self._family.answers), self._json(schema)])
@@ -409,7 +413,10 @@ def _envelope_head(name: str, key: str) -> str:
 def embedded(schema: Any, spacing: Mapping[str, Any] = _SPACING) -> str:
     """A JSON Schema within a grammar."""
     if isinstance(schema, Mapping):
-        schema = {**schema, _GUIDANCE: {**(LENIENT[_GUIDANCE] if _is_lenient(schema) else {}), **spacing}}
+        schema = {
+            **exact_schema(copy.deepcopy(dict(schema))),
+            _GUIDANCE: {**(LENIENT[_GUIDANCE] if _is_lenient(schema) else {}), **spacing},
+        }
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
