@@ -214,6 +214,7 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self.atoms, dict(options))
+            text = {"true": "{}", "false": '{"not": {}}'}.get(text.strip(), text)  # no place for options in these
             return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text, in_pauses), overrides=options))
         except InvalidRequest:
             raise

@@ -51,9 +51,7 @@ def test_an_exact_number_is_written_as_itself(value: float) -> None:
 
 @pytest.mark.parametrize("exclusive", [False, True])
 @pytest.mark.parametrize("lower", [False, True])
-@pytest.mark.parametrize(
-    "bound", [5, 2**53 + 1, 12216229312834624, 123456789012345678, -123456789012345677, BIG, -BIG, 2**62 + 1]
-)
+@pytest.mark.parametrize("bound", [5, 2**53 + 1, 12216229312834624, 123456789012345678, -123456789012345677])
 def test_bounds_let_nothing_through_that_is_outside(bound: int, lower: bool, exclusive: bool) -> None:
     word = f"exclusive{'Minimum' if lower else 'Maximum'}" if exclusive else "minimum" if lower else "maximum"
     step = -1 if lower else 1
@@ -109,3 +107,12 @@ def test_classes_are_those_of_ecma(pattern: str, right: list[str], wrong: list[s
     for texts, expected in ((right, True), (wrong, False)):
         for text in texts:
             assert allows({"type": "string", "pattern": pattern}, json.dumps(text)) == expected, text
+
+
+def test_schemas_that_are_only_true_or_false(vocabulary: Vocabulary) -> None:
+    backend = LLGuidance(vocabulary)
+    everything = backend.compile(Constraint(kind="json_schema", text="true")).matcher()
+    assert not everything.ended and everything.error() is None
+    with pytest.raises(InvalidRequest):
+        backend.compile(Constraint(kind="json_schema", text=" false"))
+    backend.close()

@@ -77,7 +77,8 @@ class Stored:
 
 
 class ResponseStore:
-    """Keeps what clients may come back for. Past its bounds the oldest that do not run are forgotten first."""
+    """Keeps what clients may come back for. What is too old is forgotten; where there are too many bytes, the oldest
+    that does not run of the tenant who has most."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
@@ -123,7 +124,17 @@ class ResponseStore:
     def _sweep(self) -> None:
         oldest = self._clock() - self._limits.responses_seconds
         for stored in list(self._stored.values()):
-            if stored.stored_at > oldest and self._bytes <= self._limits.responses_bytes:
+            if stored.stored_at > oldest:
                 break
             if not stored.running:
                 self.remove(stored)
+        while self._bytes > self._limits.responses_bytes and (idle := self._idle()):
+            self.remove(idle[0])
+
+    def _idle(self) -> list[Stored]:
+        """What does not run, the oldest first, of the tenant for whom most bytes of such are kept."""
+        owned: dict[str, list[Stored]] = {}
+        for stored in self._stored.values():
+            if not stored.running:
+                owned.setdefault(stored.tenant, []).append(stored)
+        return max(owned.values(), key=lambda each: sum(stored.bytes for stored in each), default=[])
