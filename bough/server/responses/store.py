@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,14 @@ class Stored:
         return [*self.history, *self.own, *self.response["output"]]
 
 
+@dataclass(slots=True)
+class _Owned:
+    """What is kept for one tenant, the oldest first."""
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    bytes: int = 0
+
+
 class ResponseStore:
     """Keeps what clients may come back for. What is too old is forgotten; where there are too many bytes, the oldest
     that does not run of the tenant who has most."""
@@ -84,6 +93,7 @@ class ResponseStore:
         self._limits = limits
         self._clock = clock
         self._stored: dict[str, Stored] = {}
+        self._owned: defaultdict[str, _Owned] = defaultdict(_Owned)
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -95,7 +105,7 @@ class ResponseStore:
 
     def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> Stored:
         stored = Stored(response, tenant, history, own, self._clock())
-        self._stored[response["id"]] = stored
+        self._stored[response["id"]] = self._owned[tenant].stored[response["id"]] = stored
         self.resize(stored)
         return stored
 
@@ -103,10 +113,11 @@ class ResponseStore:
         """Count ``stored`` anew, which has changed, and forget what is beyond the bounds."""
         if self._stored.get(stored.response["id"]) is not stored:
             return  # forgotten while it grew
-        self._bytes -= stored.bytes
+        before = stored.bytes
         stored.bytes = len(encode_json((stored.response, stored.history, stored.own)))
         stored.bytes += 0 if stored.log is None else stored.log.bytes
-        self._bytes += stored.bytes
+        self._bytes += stored.bytes - before
+        self._owned[stored.tenant].bytes += stored.bytes - before
         self._sweep()
 
     def get(self, response_id: str, tenant: str) -> Stored:
@@ -120,6 +131,11 @@ class ResponseStore:
     def remove(self, stored: Stored) -> None:
         if self._stored.pop(stored.response["id"], None) is not None:
             self._bytes -= stored.bytes
+            owned = self._owned[stored.tenant]
+            owned.bytes -= stored.bytes
+            del owned.stored[stored.response["id"]]
+            if not owned.stored:
+                del self._owned[stored.tenant]
 
     def _sweep(self) -> None:
         oldest = self._clock() - self._limits.responses_seconds
@@ -128,13 +144,13 @@ class ResponseStore:
                 break
             if not stored.running:
                 self.remove(stored)
-        while self._bytes > self._limits.responses_bytes and (idle := self._idle()):
-            self.remove(idle[0])
+        while self._bytes > self._limits.responses_bytes and (idle := self._idle()) is not None:
+            self.remove(idle)
 
-    def _idle(self) -> list[Stored]:
-        """What does not run, the oldest first, of the tenant for whom most bytes of such are kept."""
-        owned: dict[str, list[Stored]] = {}
-        for stored in self._stored.values():
-            if not stored.running:
-                owned.setdefault(stored.tenant, []).append(stored)
-        return max(owned.values(), key=lambda each: sum(stored.bytes for stored in each), default=[])
+    def _idle(self) -> Stored | None:
+        """The oldest that does not run, of the tenant for whom most bytes are kept and who has any."""
+        for owned in sorted(self._owned.values(), key=lambda owned: -owned.bytes):
+            for stored in owned.stored.values():
+                if not stored.running:
+                    return stored
+        return None
