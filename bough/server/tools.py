@@ -161,7 +161,7 @@ def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping
         kinds = (parameters or {}).get("type", "object")
         if kinds != "object" and kinds != ["object"]:
             raise InvalidRequest(
-                f"{at}.function.parameters must be of an object, not of type {kinds!r}"[:512],
+                f"{at}.function.parameters is no JSON Schema of an object: its type is {kinds!r}"[:512],
                 param=f"{at}.function.parameters",
             )
         if wrong := _wrong_schema(parameters):
