@@ -112,9 +112,7 @@ def pair_logits(folder: Path, pairs: list[tuple[str, str]], **options: Any) -> n
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
     make: Any = PreTrainedTokenizerFast
-    fast = make(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    )
+    fast = make(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
     found = fast(
         [a for a, _ in pairs], [b for _, b in pairs], return_tensors="pt", padding=True, split_special_tokens=True,
         return_token_type_ids=True, **options,
