@@ -1,16 +1,20 @@
 """What the library takes too widely in a schema, or cannot count, said in words that it gets right.
 
 The library lets 29 February through in every year, second 60 in every minute and international labels that decode to
-nothing. What stands here is narrower than the standard where that costs nobody anything: no year 0, no leap second,
-fractions of at most nine digits, no hyphen beside another in a host name. Integers begin a little above -2**63.
+nothing; it rounds bounds of many digits and reads classes of characters as Rust does. What stands here is narrower than
+the standard where that costs nobody anything: no year 0, no leap second, fractions of at most nine digits, no hyphen
+beside another in a host name. Integers begin a little above -2**63.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from bough.base.numbers import exact_bounds
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _FOURTH = "(?:0[48]|[2468][048]|[13579][26])"
@@ -40,8 +44,7 @@ FORMATS: dict[str, tuple[dict[str, Any], ...]] = {
 STEP = 256
 """Parts of a schema that are looked at in one step."""
 
-LEAST_INTEGER = 2048 - 2**63
-"""The library knows no integer range that begins below."""
+_BOUNDS = frozenset(("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"))
 
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords below which there are values and no schemas."""
@@ -49,8 +52,22 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 """Keywords whose value has schemas under names."""
 
 
+_CLASS = re.compile(r"\\.|\[\^?((?:\\.|[^\]\\])+)\]", re.DOTALL)
+_OPERATOR = re.compile(r"\\.|[\[&~]", re.DOTALL)
+
+
+def _plain_class(found: re.Match[str]) -> str:
+    """A class of ECMA 262 without what Rust reads in it as named classes, classes within it and operators on them."""
+    if found[1] is None:
+        return found[0]
+    head = found[0][: found.start(1) - found.start()]
+    inner = _OPERATOR.sub(lambda char: char[0] if len(char[0]) > 1 else "\\" + char[0], found[1])
+    return f"{head}{inner}]"
+
+
 def exact_schema(schema: Any) -> Any:
-    """``schema``, a JSON value, with the formats of :data:`FORMATS` as patterns and bounds of integers within 64 bits.
+    """``schema``, a JSON value, whose formats are patterns as :data:`FORMATS` says, whose patterns are read as ECMA 262
+    does, and whose bounds the library takes exactly.
 
     Changed in place where it has any.
     """
@@ -70,19 +87,19 @@ def exact_steps(schema: Any) -> Iterator[None]:
             stack += [(item, False) for item in node]
         elif isinstance(node, dict):
             stack += [(part, key in _NAMED and not named) for key, part in node.items() if named or key not in _VALUES]
+            if not named and isinstance(pattern := node.get("pattern"), str):
+                node["pattern"] = _CLASS.sub(_plain_class, pattern)
             form = None if named else node.get("format")
             if isinstance(form, str) and form in FORMATS:
                 del node["format"]
                 node["allOf"] = [*node.get("allOf", ()), *FORMATS[form]]
-            if not named and "integer" in (kinds := node.get("type", ())) and "number" not in kinds:
-                for bound in ("minimum", "exclusiveMinimum"):
-                    if isinstance(least := node.get(bound), int | float) and least < LEAST_INTEGER:
-                        node[bound] = LEAST_INTEGER
+            if not named and not _BOUNDS.isdisjoint(node):
+                exact_bounds(node)
 
 
 def with_exact_schema(text: str, go: Callable[[Iterator[None]], object] = deque) -> str:
     """The same for JSON text; ``go`` goes through the steps."""
-    if not any(word in text for word in ('"format"', '"minimum"', '"exclusiveMinimum"')):
+    if not any(word in text for word in ('"format"', '"pattern"', *(f'"{bound}"' for bound in _BOUNDS))):
         return text
     schema = json.loads(text)
     go(exact_steps(schema))

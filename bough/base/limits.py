@@ -65,6 +65,7 @@ class Limits:
     files_bytes: int = 8 << 30
     files_days: float = 30.0
     batches: int = 64
+    batches_over: int = 1000
     batch_requests: int = 50_000
     batch_running: int = 32
     metadata: int = 16

@@ -18,6 +18,16 @@ INT64 = 1 << 63
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
+def too_long(size: str, context_length: int, at_least: str = "") -> InvalidRequest:
+    """The error of a prompt of ``size`` that the context has no room for."""
+    return InvalidRequest(
+        f"The input ({size}) is longer than the model's context length ({context_length} tokens): "
+        f"this model's maximum context length is {context_length} tokens{at_least}.",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
 def validate_request(
     request: Request,
     limits: Limits,
@@ -41,12 +51,7 @@ def validate_request(
     generated = 0 if request.pooling is not None else 1
     if len(prompt) + generated > context_length:
         at_least = ", of which at least one is generated" if generated else ""
-        raise InvalidRequest(
-            f"The input ({len(prompt)} tokens) is longer than the model's context length ({context_length} tokens): "
-            f"this model's maximum context length is {context_length} tokens{at_least}.",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise too_long(f"{len(prompt)} tokens", context_length, at_least)
     if int(prompt.min()) < 0 or int(prompt.max()) >= vocab_size:
         raise InvalidRequest(
             f"the prompt holds out-of-vocabulary ids; ids must be in [0, {vocab_size})", param="input_ids"

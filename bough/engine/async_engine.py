@@ -6,7 +6,6 @@ import asyncio
 import copy
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,15 +26,16 @@ from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
+from bough.engine.text_threads import UNIT, TextThreads
 from bough.text.chat_template import ChatTemplate
-from bough.text.memory import TextMemory
+from bough.text.marking import MarkedText
+from bough.text.memory import Bound, TextMemory, check_size
 from bough.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 LONG_TEXT = 2048
 """Characters from which on a text is tokenized off the event loop."""
-TEXT_THREADS = 4
 
 
 class AsyncEngine:
@@ -52,7 +52,7 @@ class AsyncEngine:
         self.tokenizer = tokenizer
         self.template = template
         self._tenant = ""
-        self._threads = ThreadPoolExecutor(TEXT_THREADS, "bough-text")
+        self._threads = TextThreads()
         self._texts = TextMemory(tokenizer)
         self._prefetches: set[asyncio.Task[None]] = set()
 
@@ -108,17 +108,26 @@ class AsyncEngine:
         for task in self._prefetches:
             task.cancel()
         await self.client.close()
-        # Waits for the text that each is at, so that nothing of the engine outlives it.
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()  # so that nothing of the engine outlives it
 
-    async def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of ``text``, in which the texts of special tokens act. Raises InvalidRequest for bad Unicode."""
+    async def tokenize(self, text: str, add_special: bool = True, bound: Bound | None = None) -> list[int]:
+        """Ids of ``text``, in which the texts of special tokens act.
+
+        With ``bound``, at least those that matter. Raises InvalidRequest for bad Unicode, and for a text that is found,
+        mostly before it is tokenized, to be longer than the context.
+        """
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special=add_special)
-        return await self._in_thread(lambda: self._encode(text, add_special))
+        return await self._encoded(text, lambda: self._encode(text, add_special, bound), bound)
 
-    def _encode(self, text: str, add_special: bool) -> list[int]:
-        return self._texts.encode(text, add_special=add_special, owner=self._tenant)
+    def _encode(self, text: str, add_special: bool, bound: Bound | None) -> list[int]:
+        return self._texts.encode(text, add_special=add_special, owner=self._tenant, bound=bound)
+
+    async def _encoded(self, text: str, encode: Callable[[], list[int]], bound: Bound | None) -> list[int]:
+        """What ``encode`` makes of ``text`` when it is its turn. Raises InvalidRequest for what cannot fit."""
+        if len(text) > UNIT and bound is not None:
+            await self._threads.run(lambda: check_size(text, self.tokenizer, bound))
+        return await self._threads.run(encode, len(text))
 
     async def tokenize_cut(self, text: str, most: int, left: bool = False, add_special: bool = True) -> list[int]:
         """See :meth:`bough.text.tokenizer.Tokenizer.encode_cut`."""
@@ -126,7 +135,7 @@ class AsyncEngine:
         def encode() -> list[int]:
             return self.tokenizer.encode_cut(text, most, left=left, add_special=add_special)
 
-        return encode() if len(text) < LONG_TEXT else await self._in_thread(encode)
+        return encode() if len(text) < LONG_TEXT else await self._threads.run(encode, len(text))
 
     async def tokenize_pair(
         self, first: str, second: str, most: int | None = None, add_special: bool = True
@@ -136,7 +145,8 @@ class AsyncEngine:
         def encode() -> list[int]:
             return self.tokenizer.encode_pair(first, second, most, add_special=add_special)
 
-        return encode() if len(first) + len(second) < LONG_TEXT else await self._in_thread(encode)
+        size = len(first) + len(second)
+        return encode() if size < LONG_TEXT else await self._threads.run(encode, size)
 
     async def render_chat(
         self,
@@ -146,23 +156,30 @@ class AsyncEngine:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         options: Mapping[str, Any] | None = None,
+        bound: Bound | None = None,
     ) -> list[int]:
         """Ids of a conversation, in which only the template's own special tokens act.
 
-        Arguments and errors are those of :meth:`bough.text.chat_template.ChatTemplate.render`.
+        Arguments and errors are those of :meth:`bough.text.chat_template.ChatTemplate.render`, and ``bound`` is that of
+        :meth:`tokenize`.
         """
         template = self.template
         if template is None:
             raise InvalidRequest("this model has no chat template", param="messages", code="no_chat_template")
 
-        def render() -> list[int]:
-            text = template.render(
+        def render() -> tuple[MarkedText, str]:
+            marked = template.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message, options=options,
             )  # fmt: skip
-            return self.tokenizer.encode_chat(text) if text.has_marks else self._encode(text.marked, False)
+            return marked, marked.text if marked.has_marks else marked.marked
 
-        return await self._in_thread(render)
+        marked, text = await self._threads.run(render)
+
+        def encode() -> list[int]:
+            return self.tokenizer.encode_chat(marked) if marked.has_marks else self._encode(text, False, bound)
+
+        return encode() if len(text) < LONG_TEXT else await self._encoded(text, encode, bound)
 
     async def stream(self, prompt: str | Sequence[int] | Ints, options: GenerateOptions) -> AsyncGenerator[Chunk, None]:
         """Generate ``options.n`` sequences; their chunks in order of arrival. Closing it early aborts them.
@@ -170,7 +187,7 @@ class AsyncEngine:
         Raises before the first chunk what is wrong with the request (InvalidRequest), or why nobody takes it
         (Overloaded, Unavailable). Later misfortune of a sequence is the ``finish`` of its last chunk.
         """
-        ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+        ids = await self.tokenize(prompt, bound=self._whole) if isinstance(prompt, str) else prompt
         requests = self._requests(ids, options)
         tail = requests[0].prompt[-16:].tolist()
         texts = {r.rid: SequenceText(i, self.tokenizer, tail, options) for i, r in enumerate(requests)}
@@ -232,7 +249,7 @@ class AsyncEngine:
         name, namespace = self._identity(options)
         requests = []
         for i, prompt in enumerate(prompts):
-            ids = await self.tokenize(prompt) if isinstance(prompt, str) else prompt
+            ids = await self.tokenize(prompt, bound=self._whole) if isinstance(prompt, str) else prompt
             requests.append(
                 Request(
                     rid=name if len(prompts) == 1 else f"{name}-p{i}",
@@ -260,6 +277,11 @@ class AsyncEngine:
         return [found[request.rid] for request in requests]
 
     @property
+    def _whole(self) -> Bound:
+        """Of a prompt, which has to fit into the context."""
+        return Bound(self.hello.model.context_length)
+
+    @property
     def _prefetches_on(self) -> bool:
         return self.hello.schedule.prefetch == "on"
 
@@ -268,7 +290,7 @@ class AsyncEngine:
 
         async def tell() -> None:
             try:
-                ids = await following.ids(self.tokenize)
+                ids = await following.ids(lambda text, special: self.tokenize(text, special, self._whole))
                 program = request.program
                 assert program is not None
                 message = Prefetch(_prompt_bytes(ids, self.hello.model.vocab_size), request.namespace, program.id)
@@ -331,9 +353,6 @@ class AsyncEngine:
         if len(requests[-1].rid) > hello.limits.rid_chars:
             raise InvalidRequest(f"the request id must have 1 to {hello.limits.rid_chars} characters", param="rid")
         return requests
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _prompt_bytes(ids: Sequence[int] | Ints, vocab_size: int) -> bytes:

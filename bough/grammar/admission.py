@@ -13,6 +13,7 @@ from typing import Any
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
+from bough.base.numbers import DIGITS, is_exact
 
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "required")
 """Keywords whose value may be a list that a grammar branches over or walks along."""
@@ -70,7 +71,7 @@ def check_steps(constraint: Constraint, limits: Limits) -> Iterator[None]:
         yield
         value = parse(constraint)
         yield
-        yield from _check_json(kind, value, limits)
+        yield from _check_json(kind, value, limits, constraint.strict)
 
 
 def check_size(constraint: Constraint, limits: Limits) -> None:
@@ -93,6 +94,11 @@ def check_size(constraint: Constraint, limits: Limits) -> None:
         )
 
 
+def check_parts(kind: str, value: Any, limits: Limits) -> None:
+    """What of :func:`check_constraint` is about the parts of a JSON value, before a constraint is made of it."""
+    deque(_check_json(kind, value, limits, strict=False), 0)
+
+
 def parse(constraint: Constraint) -> Any:
     """The JSON value of the constraint's text, of the shape that its kind has. Raises InvalidRequest."""
     kind = constraint.kind
@@ -110,8 +116,8 @@ def parse(constraint: Constraint) -> Any:
     return value
 
 
-def _check_json(kind: str, value: Any, limits: Limits) -> Iterator[None]:
-    """Bounds on the parts of a JSON value; walks without recursion."""
+def _check_json(kind: str, value: Any, limits: Limits, strict: bool = True) -> Iterator[None]:
+    """Bounds on the parts of a JSON value; walks without recursion. With ``strict`` all values must be enforceable."""
     if kind == "choice" and len(value) > limits.constraint_alternatives:
         raise _too_many(kind, "choice", len(value), limits.constraint_alternatives)
     if kind == "structural_tag" and isinstance(value, dict):
@@ -138,7 +144,7 @@ def _check_json(kind: str, value: Any, limits: Limits) -> Iterator[None]:
                 if isinstance(item, dict | list):
                     stack.append((item, above))
                 elif above:
-                    _check_number(kind, above, item)
+                    _check_number(kind, above, item, strict)
             continue
         if not _BOUNDED.isdisjoint(node):
             multiple = _check_keywords(kind, node, limits, references, multiple)
@@ -149,12 +155,19 @@ def _check_json(kind: str, value: Any, limits: Limits) -> Iterator[None]:
             if isinstance(part, dict | list):
                 stack.append((part, inside))
             elif inside:
-                _check_number(kind, inside, part)
+                _check_number(kind, inside, part, strict)
 
 
-def _check_number(kind: str, keyword: str, value: Any) -> None:
-    if isinstance(value, int | float) and value < LEAST_NUMBER:
+def _check_number(kind: str, keyword: str, value: Any, strict: bool) -> None:
+    if not isinstance(value, int | float):
+        return
+    if value < LEAST_NUMBER:
         raise InvalidRequest(f"{kind}: {keyword} has a number below {LEAST_NUMBER:g}", param=kind)
+    if strict and keyword in VALUES and not is_exact(value):
+        raise InvalidRequest(
+            f"{kind}: {keyword} has a number of more than {DIGITS} digits, which cannot be enforced: {value}"[:256],
+            param=kind,
+        )
 
 
 def _check_keywords(kind: str, node: dict[str, Any], limits: Limits, references: set[str], multiple: int) -> int:

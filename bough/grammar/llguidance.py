@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import llguidance.numpy
+import msgspec
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -20,6 +21,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.formats import with_exact_schema
+from bough.base.numbers import leave_out_inexact
 from bough.base.plan import Ints
 from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
@@ -154,7 +156,9 @@ class LLGuidance:
 
     def compile(self, constraint: Constraint) -> LLTemplate:
         attempts: list[JsonCompileOptions] = [{}]
+        left_out: list[str] = []
         if constraint.kind == "json_schema" and not constraint.strict:
+            constraint, left_out = _without_inexact(constraint)
             attempts += [{"coerce_one_of": True}, {"coerce_one_of": True, "lenient": True}]
         tokenizer = self._text
         if constraint.kind in ("json_schema", "json_object"):
@@ -171,6 +175,9 @@ class LLGuidance:
         warnings = list(native.get_grammar_warnings())
         if options and '"oneOf"' in constraint.text:
             warnings.insert(0, "the schema is not enforced strictly: oneOf is treated as anyOf")
+        if left_out:
+            words = " and ".join(left_out)
+            warnings.insert(0, f"the schema is not enforced strictly: {words} with a number of many digits is left out")
         if first.is_error():
             raise InvalidRequest(_refusal(constraint, first.get_error()), param=constraint.kind)
         if not possible:
@@ -207,6 +214,7 @@ class LLGuidance:
                     return str(LLMatcher.grammar_from_lark(_lark_of_choice(parse(constraint))))
                 case "structural_tag":
                     return grammar_of_tags(constraint, self.atoms, dict(options))
+            text = {"true": "{}", "false": '{"not": {}}'}.get(text.strip(), text)  # no place for options in these
             return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text, in_pauses), overrides=options))
         except InvalidRequest:
             raise
@@ -233,6 +241,13 @@ class LLGuidance:
         described = json.loads(self._vocabulary.json)
         described["added_tokens"] = [t for t in described["added_tokens"] if t["content"] not in tokens]
         return LLTokenizer(json.dumps(described), self._vocabulary.size, list(self._vocabulary.eos_ids))
+
+
+def _without_inexact(constraint: Constraint) -> tuple[Constraint, list[str]]:
+    """A JSON Schema without values that cannot be enforced, and the keywords that are left out."""
+    schema = parse(constraint)
+    left_out = leave_out_inexact(schema)
+    return msgspec.structs.replace(constraint, text=json.dumps(schema)) if left_out else constraint, left_out
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:

@@ -35,11 +35,12 @@ from bough.server.options import (
     about_request,
     check_ids,
     default_max_tokens,
+    kept,
     most_tokens,
     openai_options,
     request_rids,
     sequence_rids,
-    truncated,
+    truncation,
 )
 from bough.server.programs import cache_lease, program_of
 from bough.server.reply import Reply, message_of
@@ -48,6 +49,7 @@ from bough.server.service import Service
 from bough.server.shape import answer_shape
 from bough.server.tools import tool_use
 from bough.server.work import Answer, Call
+from bough.text.memory import Bound
 from bough.text.tools.families import JSON
 from bough.text.tools.prompt import tell_tools, write_history
 
@@ -95,8 +97,13 @@ class ChatStream:
     enforced: bool
 
 
-async def render(engine: AsyncEngine, service: Service, body: ChatRequest | TokenizeRequest) -> list[int]:
-    """Prompt ids of the request's messages. Raises InvalidRequest for what the template cannot render."""
+async def render(
+    engine: AsyncEngine, service: Service, body: ChatRequest | TokenizeRequest, bound: Bound | None = None
+) -> list[int]:
+    """Prompt ids of the request's messages, or at least those that ``bound`` wants.
+
+    Raises InvalidRequest for what the template cannot render.
+    """
     messages = normalise_messages(body.messages or [], service.limits)
     options = dict(body.chat_template_kwargs or {})
     if isinstance(body, ChatRequest):
@@ -123,6 +130,7 @@ async def render(engine: AsyncEngine, service: Service, body: ChatRequest | Toke
         add_generation_prompt=not continued and body.add_generation_prompt is not False,
         continue_final_message=continued,
         options=options,
+        bound=bound,
     )
 
 
@@ -145,12 +153,13 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     _check(body, service.limits)
     service.check_model(body.model)
     use = tool_use(body, service.limits)
+    bound = truncation(body, service, body.max_completion_tokens or body.max_tokens)
     if body.input_ids:
         check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
         ids = body.input_ids
     else:
-        ids = await render(call.engine, service, body)
-    ids = truncated(ids, body, service, body.max_completion_tokens or body.max_tokens)
+        ids = await render(call.engine, service, body, bound)
+    ids = kept(ids, bound)
     if cut and body.max_tokens is not None:
         body.max_tokens = default_max_tokens(body.max_tokens, len(ids), service)
     shape = answer_shape(service, call.engine.tokenizer, body, use, ids)
@@ -213,10 +222,10 @@ async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
         body, messages=body.messages[:n], add_generation_prompt=False, continue_final_message=False
     )
     try:
-        kept = await render(call.engine, call.service, before)
+        begin = await render(call.engine, call.service, before)
     except InvalidRequest:  # not every template takes the beginning of a conversation
         return lease
-    same = next((i for i, (a, b) in enumerate(zip(kept, ids)) if a != b), min(len(kept), len(ids)))
+    same = next((i for i, (a, b) in enumerate(zip(begin, ids)) if a != b), min(len(begin), len(ids)))
     return structs.replace(lease, upto=same) if same else None
 
 

@@ -37,7 +37,7 @@ from bough.server.options import (
     request_rids,
     sequence_rids,
     split_prompt,
-    truncated,
+    truncation,
 )
 from bough.server.programs import program_of
 from bough.server.schema import UNSUPPORTED_COMPLETION, CompletionRequest, refuse_unsupported
@@ -105,11 +105,9 @@ async def completions(call: Call, body: CompletionRequest) -> Answer:
             f"{len(given)} prompts with n = {n} are more than {service.limits.sequences} sequences", param="n"
         )
     prompts = await encode_prompts(
-        engine, service, given, add_special=body.add_special_tokens is not False, param="prompt"
-    )
-    if body.truncate_prompt_tokens is not None:
-        # The text of a prompt that was cut is what its ids say.
-        prompts = [PromptIds(truncated(p.ids, body, service, body.max_tokens), None) for p in prompts]
+        engine, service, given, add_special=body.add_special_tokens is not False, param="prompt",
+        bound=truncation(body, service, body.max_tokens),
+    )  # fmt: skip
     response_id, rids = request_rids(body.rid, body.request_id, "cmpl-", len(prompts))
     program = program_of(call.program, body.program)
     options = []

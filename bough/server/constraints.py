@@ -10,8 +10,8 @@ import msgspec
 
 from bough.base.constraint import Constraint, ConstraintKind
 from bough.base.errors import InvalidRequest
-from bough.base.limits import Limits
-from bough.grammar.admission import check_constraint, check_size
+from bough.base.limits import DEFAULT_LIMITS, Limits
+from bough.grammar.admission import check_constraint, check_parts, check_size
 from bough.server.schema import Constrained, NativeSampling, StructuredOutputs
 from bough.text.tools.constraint import CallGrammar
 from bough.text.tools.families import BY_NAME
@@ -175,6 +175,11 @@ def _structural_tag(value: str | dict[str, Any], name: str) -> Constraint:
         except (msgspec.DecodeError, RecursionError):
             raise InvalidRequest(f"{name}: the structural tag is not a JSON object", param=name) from None
     if (form := value.get("format")) is not None:
+        try:  # before grammars are written of it
+            check_size(_tag({"format": form}, name), DEFAULT_LIMITS)
+            check_parts("structural_tag", form, DEFAULT_LIMITS)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=name) from None
         return _tag({"format": _without_styles(form, name)}, name)
     known = ("structures", "triggers", "at_least_one", "stop_after_first")
     return _tag({key: value[key] for key in known if key in value}, name)
@@ -183,6 +188,7 @@ def _structural_tag(value: str | dict[str, Any], name: str) -> Constraint:
 def _without_styles(form: Any, name: str) -> Any:
     """A structural tag's format, in which arguments that a chat family writes without JSON are grammars."""
     stack = [form]
+    grammars = {style: CallGrammar(BY_NAME[family], {}) for style, family in STYLES.items()}
     while stack:
         node = stack.pop()
         if isinstance(node, list):
@@ -195,7 +201,9 @@ def _without_styles(form: Any, name: str) -> Any:
             if not isinstance(schema, dict):
                 raise InvalidRequest(f"{name}: json_schema of style {style} must be an object", param=name)
             try:
-                grammar = CallGrammar(BY_NAME[STYLES[style]], {}).arguments(schema)
+                grammar = grammars[style].arguments(schema)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"{name}: {error.message}", param=name) from None
             except Unwritable as error:
                 message = f"{name}: {error.keyword} cannot be enforced in JSON Schema of style {style}"
                 raise InvalidRequest(message, param=name) from None

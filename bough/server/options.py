@@ -19,6 +19,7 @@ from bough.server.constraints import constraint_of
 from bough.server.schema import Prefix, Sampling
 from bough.server.service import Service
 from bough.text.bad_words import bad_word_ids
+from bough.text.memory import Bound
 
 ALL_TOKENS = 1 << 30
 """SGLang's way to say that top_k keeps all."""
@@ -77,16 +78,25 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 
 async def encode_prompts(
-    engine: AsyncEngine, service: Service, prompts: list[str | list[int]], *, add_special: bool, param: str
+    engine: AsyncEngine,
+    service: Service,
+    prompts: list[str | list[int]],
+    *,
+    add_special: bool,
+    param: str,
+    bound: Bound | None = None,
 ) -> list[PromptIds]:
-    """Each prompt as ids."""
+    """Each prompt as ids, cut as ``bound`` says, which is that all must fit into the context unless given."""
+    bound = bound or Bound(service.hello.model.context_length)
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            encoded.append(PromptIds(await engine.tokenize(prompt, add_special), prompt))
+            ids = kept(await engine.tokenize(prompt, add_special, bound), bound)
+            # The text of a prompt that may have been cut is what its ids say.
+            encoded.append(PromptIds(ids, prompt if bound.keep == "whole" else None))
         else:
             check_ids(prompt, service.hello.model.vocab_size, param)
-            encoded.append(PromptIds(prompt, None))
+            encoded.append(PromptIds(kept(prompt, bound), None))
         if not encoded[-1].ids:
             raise InvalidRequest(f"{param} is empty", param=param)
     return encoded
@@ -152,19 +162,26 @@ class Lengths:
     logprob_start: int = 0
 
 
-def truncated(ids: list[int], body: Sampling, service: Service, max_tokens: int | None) -> list[int]:
-    """``ids`` cut to ``truncate_prompt_tokens``; -1 leaves room for ``max_tokens`` in the context. vLLM's field.
+def truncation(body: Sampling, service: Service, max_tokens: int | None) -> Bound:
+    """What ``truncate_prompt_tokens``, which is vLLM's, leaves of a prompt; -1 leaves room for ``max_tokens``.
 
     Raises InvalidRequest for other lengths below 1.
     """
-    length = body.truncate_prompt_tokens
+    length, context = body.truncate_prompt_tokens, service.hello.model.context_length
     if length is None:
-        return ids
+        return Bound(context)
     if length == -1:
-        length = max(1, service.hello.model.context_length - (max_tokens or 1))
+        length = max(1, context - (max_tokens or 1))
     if length < 1:
         raise InvalidRequest("truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens")
-    return ids[:length] if body.truncation_side == "right" else ids[-length:]
+    return Bound(length, "begin" if body.truncation_side == "right" else "end")
+
+
+def kept(ids: list[int], bound: Bound) -> list[int]:
+    """Those of ``ids`` that ``bound`` leaves."""
+    if bound.keep == "whole" or len(ids) <= bound.most:
+        return ids
+    return ids[: bound.most] if bound.keep == "begin" else ids[-bound.most :]
 
 
 def check_metadata(metadata: dict[str, str] | None, limits: Limits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from typing import Any, Literal
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
-from bough.base.limits import Limits
+from bough.base.limits import DEFAULT_LIMITS, Limits
+from bough.base.numbers import leave_out_inexact
+from bough.grammar.admission import check_parts
 from bough.server.errors import encode_json
 from bough.server.schema import ChatRequest, TokenizeRequest
 from bough.text.formats import AnswerFormat
@@ -19,7 +22,7 @@ from bough.text.tokenizer import Tokenizer
 from bough.text.tools.constraint import LENIENT, CallGrammar
 
 _NAME = re.compile(r"[\w./-]{1,128}")
-_CALL_RULE = re.compile(r"rule (?:call|part)_(\d+): (?:failed to compile JSON schema: )?(.*)")
+_CALL_RULE = re.compile(r"rule (?:call|part|value)_(\d+)(?:_\d+)?: (?:failed to compile JSON schema: )?(.*)")
 """What a message about the grammar of calls says, and of which tool."""
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _NAMED = ("properties", "$defs", "definitions")
@@ -47,6 +50,7 @@ class ToolUse:
     strict: frozenset[str] = frozenset()
     parallel: bool = True
     legacy: bool = False
+    limits: Limits = DEFAULT_LIMITS
 
     def constraint(
         self, form: AnswerFormat, tokenizer: Tokenizer, thinking: ReasoningFormat | None, asked: Constraint | None
@@ -63,7 +67,10 @@ class ToolUse:
                 raise InvalidRequest("this server was started with --tool-parser none", param="tool_choice")
             return asked
         special = {token: tokenizer.token_id(token) for token in tokenizer.special_tokens}
-        grammar = CallGrammar(form.tools, {token: i for token, i in special.items() if i is not None})
+        grammar = CallGrammar(
+            form.tools, {token: i for token, i in special.items() if i is not None}, self.limits.constraint_bytes
+        )
+        check_parts("tools", list(self.schemas.values()), self.limits)
         schemas = {name: self._enforced(name, schema) for name, schema in self.schemas.items()}
         if self.mode == "required":
             return grammar.constraint(schemas, parallel=self.parallel, thinking=thinking)
@@ -73,7 +80,11 @@ class ToolUse:
 
     def _enforced(self, name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         own = {word: value for word, value in schema.items() if word not in LENIENT}
-        return own if name in self.strict else own | LENIENT
+        if name in self.strict:
+            return own
+        enforced = copy.deepcopy(own)
+        leave_out_inexact(enforced)
+        return enforced | LENIENT
 
     @contextmanager
     def own_names(self, otherwise: str | None) -> Iterator[None]:
@@ -122,7 +133,7 @@ def tool_use(body: ChatRequest | TokenizeRequest, limits: Limits) -> ToolUse:
     # A single named function is called once.
     parallel = parallel and not (isinstance(choice, dict) and choice.get("type") == "function")
     strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].get("strict"))
-    return ToolUse(tools, callable_, mode, strict & callable_.keys(), parallel, legacy)
+    return ToolUse(tools, callable_, mode, strict & callable_.keys(), parallel, legacy, limits)
 
 
 def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping[str, Any]]:
@@ -150,7 +161,7 @@ def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping
         kinds = (parameters or {}).get("type", "object")
         if kinds != "object" and kinds != ["object"]:
             raise InvalidRequest(
-                f"{at}.function.parameters must be of an object, not of type {kinds!r}"[:512],
+                f"{at}.function.parameters is no JSON Schema of an object: its type is {kinds!r}"[:512],
                 param=f"{at}.function.parameters",
             )
         if wrong := _wrong_schema(parameters):

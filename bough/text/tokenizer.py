@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from bough.text.vocabulary import Vocabulary
 
 WORD_TOKENS = 16
 """Tokens between two ends of words that :meth:`Tokenizer.encode_words` tells, at least."""
+SHRINKS = 4
+"""More than what a text can lose by composing its characters (Unicode's NFC): the bytes of Hangul shrink to a third."""
 
 _CHAR_OF_BYTE = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
@@ -99,13 +102,15 @@ class Tokenizer:
         Words are what the vocabulary cuts a text into before it looks for tokens.
         """
         encoding = _encoding(self._full, text, add_special)
-        ids, words, offsets = encoding.ids, encoding.word_ids, encoding.offsets
+        ids: list[int] = encoding.ids
         index: list[int] = []
         ends: list[int] = []
         i = WORD_TOKENS
         while i < len(ids):
-            (start, end), (following, _) = offsets[i - 1], offsets[i]
-            apart = None not in (words[i - 1], words[i]) and words[i - 1] != words[i]
+            start, end = encoding.token_to_chars(i - 1) or (0, 0)
+            following, _ = encoding.token_to_chars(i) or (0, 0)
+            words = encoding.token_to_word(i - 1), encoding.token_to_word(i)
+            apart = None not in words and words[0] != words[1]
             # Some offsets leave out white space; a single space is the following word's.
             if apart and start < end and text[end:following] in ("", " "):
                 index.append(i)
@@ -113,6 +118,32 @@ class Tokenizer:
                 i += WORD_TOKENS - 1
             i += 1
         return ids, index, ends
+
+    def least_ids(self, text: str) -> int:
+        """A number of ids that ``text`` has at least, told from its bytes; 0 where the vocabulary may drop any text."""
+        if self._reach is None:
+            return 0
+        longest, dropped = self._reach
+        return -(-len(text.encode("utf-8", "surrogatepass").translate(None, dropped)) // longest)
+
+    @cached_property
+    def _reach(self) -> tuple[int, bytes] | None:
+        """How many bytes of a text one id stands for at most, and the bytes that have no id and vanish."""
+        parts = _parts(self._full)
+        strips = any(token.lstrip or token.rstrip for token in self._added.values())
+        if (
+            not isinstance(self._full.model, models.BPE)
+            or strips
+            or not _keeps([parts["normalizer"], parts["pre_tokenizer"]])
+        ):
+            return None
+        dropped = b""
+        if self.rule.byte_level:
+            dropped = bytes(byte for char, byte in BYTE_OF_CHAR.items() if self._full.token_to_id(char) is None)
+        elif any(self._full.token_to_id(f"<0x{byte:02X}>") is None for byte in range(256)):
+            return None
+        shrinks = 1 if self.rule.byte_level and parts["normalizer"] is None else SHRINKS
+        return shrinks * max(map(len, map(self.token_bytes, range(self.vocab_size)))), dropped
 
     def encode_pair(self, first: str, second: str, most: int | None = None, *, add_special: bool = True) -> list[int]:
         """Ids of two texts in the frame that the model has for a pair; the texts of special tokens are ordinary text.
@@ -254,6 +285,29 @@ def _parts(full: tokenizers.Tokenizer) -> dict[str, Any]:
             setattr(shell, name, part)
     parts: dict[str, Any] = json.loads(shell.to_str())
     return parts
+
+
+_KEEPING = {"NFC", "Prepend", "Split", "ByteLevel", "Digits", "Metaspace", "Punctuation"}
+"""Kinds of normalisers and of ways of cutting that leave out nothing of a text unless they say so."""
+
+
+def _keeps(steps: Iterable[Any]) -> bool:
+    """Whether no step of a text's preparation leaves out any of it."""
+    for step in steps:
+        match step:
+            case None:
+                continue
+            case {"type": "Sequence", **rest}:
+                inner: Any = rest.get("normalizers") or rest.get("pretokenizers") or ()
+                if not _keeps(inner):
+                    return False
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)}:
+                if len(new.encode()) < len(old.encode()):
+                    return False
+            case {"type": kind, **rest}:
+                if kind not in _KEEPING or rest.get("behavior") == "Removed":
+                    return False
+    return True
 
 
 def _without_prefix(parts: Mapping[str, Any], *, inner: bool) -> dict[str, Any]:

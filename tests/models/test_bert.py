@@ -39,7 +39,8 @@ def make_tiny_bert(folder: Path, *, classifies: bool = False, **changes: Any) ->
         "intermediate_size": 48, "max_position_embeddings": 96, "initializer_range": 0.3,
     }  # fmt: skip
     config = BertConfig(**{**sizes, **changes})
-    (BertForSequenceClassification if classifies else BertModel)(config).eval().save_pretrained(folder)
+    model: Any = (BertForSequenceClassification if classifies else BertModel)(config)
+    model.eval().save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
@@ -110,9 +111,8 @@ def pair_logits(folder: Path, pairs: list[tuple[str, str]], **options: Any) -> n
     """[N, labels] scores of transformers, which is told the types; special tokens in a text are ordinary text."""
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
-    fast = PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
-    )
+    make: Any = PreTrainedTokenizerFast
+    fast = make(tokenizer_file=str(folder / "tokenizer.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]")
     found = fast(
         [a for a, _ in pairs], [b for _, b in pairs], return_tensors="pt", padding=True, split_special_tokens=True,
         return_token_type_ids=True, **options,

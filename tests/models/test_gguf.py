@@ -34,6 +34,9 @@ ASSUMED = {
     "llama4_text": Case("llama4_text", {
         **CASES["llama4_text"].options, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
     }),
+    "llama4_text-yarn": Case("llama4_text", {
+        **CASES["llama4_text-yarn"].options, "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1,
+    }),
     "gpt_oss": Case("gpt_oss", {**CASES["gpt_oss"].options, "swiglu_limit": 7.0}),
     "deepseek_v2-greedy": Case("deepseek_v2", {**CASES["deepseek_v2-greedy"].options, "attention_bias": False}),
     # Of both scales of YaRN files have one. The latents' projections are whole blocks.

@@ -160,7 +160,7 @@ def test_errors_name_the_field_that_was_sent(
 @pytest.mark.parametrize("parameters", [
     {"type": "objec"}, {"type": "object", "properties": {"a": {"type": ["string", "nil"]}}}, {"properties": [1]},
     {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "float"}]}}}},
-    {"type": {}}, {"$defs": {"a": 5}}, {"required": "a"}, {"anyOf": {}},
+    {"type": {}}, {"$defs": {"a": 5}}, {"required": "a"}, {"anyOf": {}}, {"type": "string"},
 ])  # fmt: skip
 def test_parameters_that_are_no_schema_are_refused(http: httpx.Client, parameters: Any) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]

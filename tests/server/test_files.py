@@ -249,3 +249,13 @@ def test_a_batch_waits_for_an_engine_that_is_away() -> None:
         wait_for(lambda: client.batches.retrieve(batch.id).status == "completed", 10.0)
         counts = client.batches.retrieve(batch.id).request_counts
         assert counts is not None and counts.completed == 3
+
+
+def test_the_oldest_batches_that_are_over_are_forgotten() -> None:
+    with running_server(limits=Limits(batches_over=2)) as server, made(server.url) as client:
+        file = client.files.create(file=b"{bad\n", purpose="batch")
+        ids = []
+        for _ in range(5):
+            ids.append(client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id)
+            wait_for(lambda: client.batches.retrieve(ids[-1]).status == "failed")
+        assert {batch.id for batch in client.batches.list()} == set(ids[2:])

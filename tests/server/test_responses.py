@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from bough.base.constraint import Constraint
+from bough.base.errors import NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Finish
 from bough.server.responses.store import ResponseStore
@@ -334,3 +335,13 @@ def test_a_reference_needs_no_type(client: openai.OpenAI) -> None:
     first = client.responses.create(model=MODEL, input="hello", max_output_tokens=4)
     reference: Any = {"id": first.output[0].id}
     client.responses.create(model=MODEL, previous_response_id=first.id, input=[reference], max_output_tokens=1)
+
+
+def test_a_tenant_does_not_empty_what_is_kept_for_others() -> None:
+    store = ResponseStore(Limits(responses_bytes=3000))
+    store.add({"id": "bob", "status": "completed", "text": "x" * 300}, "bob", [], [])
+    for i in range(50):
+        store.add({"id": f"{i}", "status": "completed", "text": "x" * 700}, "alice", [], [])
+    assert store.get("bob", "bob") and store.get("49", "alice") and store.get("48", "alice")
+    with pytest.raises(NotFound):
+        store.get("40", "alice")

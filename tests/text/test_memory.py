@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bough.text.memory import TextMemory
+from bough.base.errors import InvalidRequest
+from bough.text.memory import PIECE, Bound, TextMemory, check_size
 from bough.text.tokenizer import Tokenizer
 from bough.text.vocabulary import Vocabulary
 from bough.weights.gguf import GgufFile
@@ -93,3 +94,48 @@ def test_what_was_used_longest_ago_is_forgotten(counting: Counting) -> None:
     memory.encode(first, add_special=False)
     memory.encode(third, add_special=False)
     assert counting.encoded[0] == len(first) and counting.encoded[1] < 1000
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_pieces_of_a_long_text_have_the_ids_of_the_whole(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    memory = TextMemory(tokenizer, least=64, piece=data.draw(st.integers(300, 900)))
+    text = "".join(data.draw(st.lists(st.sampled_from([*SENTENCES, "x" * 400, " " * 300, "12345" * 80]), max_size=80)))
+    expected = tokenizer.encode(text, add_special=True)
+    assert memory.encode(text, add_special=True) == expected
+    most = data.draw(st.integers(1, len(expected) + 1))
+    fresh = TextMemory(tokenizer, least=64, piece=500)
+    assert fresh.encode(text, add_special=True, bound=Bound(most, "begin"))[:most] == expected[:most]
+    assert fresh.encode(text, add_special=True, bound=Bound(most, "end"))[-most:] == expected[-most:]
+    assert fresh.encode(text, add_special=True) == expected
+
+
+def test_a_text_is_encoded_until_the_context_is_full(counting: Counting) -> None:
+    text = "The cat sat on the mat, and then it went for a walk. " * 10_000
+    counting.encoded.clear()
+    with pytest.raises(InvalidRequest, match="more than 1000 tokens") as refusal:
+        TextMemory(counting).encode(text, add_special=True, bound=Bound(1000))
+    assert refusal.value.code == "context_length_exceeded"
+    assert counting.encoded == [PIECE]
+    counting.encoded.clear()
+    TextMemory(counting).encode(text, add_special=True, bound=Bound(20_000, "begin"))
+    assert sum(counting.encoded) < 3 * PIECE
+    counting.encoded.clear()
+    ids = TextMemory(counting).encode(text, add_special=True, bound=Bound(1000, "end"))
+    assert len(ids) < PIECE and max(counting.encoded) <= PIECE
+
+
+def test_a_text_that_cannot_fit_is_known_by_its_bytes(smollm: Tokenizer) -> None:
+    n = smollm.least_ids("x" * 8100)
+    assert n >= 100
+    check_size("x" * 8100, smollm, Bound(n))
+    check_size("x" * 8100, smollm, Bound(1, "end"))
+    with pytest.raises(InvalidRequest, match=f"at least {n} tokens") as refusal:
+        check_size("x" * 8100, smollm, Bound(n - 1))
+    assert refusal.value.code == "context_length_exceeded"
+    assert smollm.least_ids("\x04" * 1000) == 0 == len(smollm.encode("\x04" * 1000, add_special=False))
+
+
+def test_a_text_has_as_many_ids_as_its_bytes_need(tokenizer: Tokenizer) -> None:
+    for text in [*SENTENCES, "e\u0301" * 50, "\u1112\u1161\u11ab" * 50, "▁" * 200, " " * 200, "\x04\x16" * 9]:
+        assert tokenizer.least_ids(text) <= len(tokenizer.encode(text, add_special=False))

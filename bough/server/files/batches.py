@@ -84,6 +84,10 @@ class Batches:
             model=call.service.model_name, output_expires_after=body.output_expires_after,
         )  # fmt: skip
         owned[batch.id] = batch
+        over = [each.id for each in owned.values() if each.status in OVER]
+        for forgotten in over[: max(0, len(over) - limits.batches_over)]:
+            owned.pop(forgotten, None)
+            await self.files.on_disk(folder.forget, tenant, forgotten)
         await self._save(tenant, batch)
         self.service.spawn(self._run(tenant, batch))
         return encode_json(batch)

@@ -13,7 +13,7 @@ from bough.server.ollama.schema import (
     OllamaRequest,
     Options,
 )
-from bough.server.options import check_ids, new_id
+from bough.server.options import check_ids, new_id, truncation
 from bough.server.schema import CONSTRAINTS, UNSUPPORTED, ChatRequest, refuse_constraints, refuse_unsupported
 from bough.server.service import Service
 from bough.server.work import Call
@@ -50,7 +50,9 @@ async def chat_of_prompt(call: Call, body: OllamaGenerateRequest) -> ChatRequest
     chat = _chat(call, body, [*messages, {"role": "user", "content": body.prompt}])
     if body.raw or call.engine.template is None:
         prompt = body.prompt if body.raw or not body.system else f"{body.system}\n\n{body.prompt}"
-        chat.input_ids = await call.engine.tokenize(prompt, add_special=not body.raw)
+        chat.input_ids = await call.engine.tokenize(
+            prompt, not body.raw, truncation(chat, call.service, chat.max_tokens)
+        )
         check_ids(chat.input_ids, call.service.hello.model.vocab_size, "prompt")
     return chat
 

@@ -11,7 +11,7 @@ from bough.server.chat import render
 from bough.server.errors import encode_json
 from bough.server.options import split_prompt
 from bough.server.pooling.schema import UNSUPPORTED_EMBEDDINGS, ClassifyRequest, EmbeddingsRequest, EncodeRequest
-from bough.server.pooling.vectors import Vectors, as_base64, cut, probabilities, unit, vectors
+from bough.server.pooling.vectors import Vectors, as_base64, bounded, cut, probabilities, unit, vectors
 from bough.server.schema import TokenizeRequest, refuse_unsupported
 from bough.server.work import Call
 
@@ -40,7 +40,8 @@ async def _texts(call: Call, body: EmbeddingsRequest) -> list[str | list[int]]:
         messages=body.messages, add_generation_prompt=bool(body.add_generation_prompt),
         continue_final_message=body.continue_final_message, chat_template_kwargs=body.chat_template_kwargs,
     )  # fmt: skip
-    return [await render(call.engine, call.service, chat)]
+    bound = bounded(body, call.service.hello.model.context_length)
+    return [await render(call.engine, call.service, chat, bound)]
 
 
 async def classify(call: Call, body: ClassifyRequest) -> bytes:

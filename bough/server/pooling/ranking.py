@@ -35,6 +35,7 @@ from bough.server.pooling.vectors import (
 )
 from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
+from bough.text.memory import Bound
 
 CLASSIFY = PoolingParams(kind="classify")
 
@@ -125,7 +126,7 @@ async def _shortened(call: Call, texts: list[str], most: int | None, param: str)
         raise InvalidRequest(f"{param} must not be negative", param=param)
     cut = []
     for text in texts:
-        ids = await call.engine.tokenize(text, add_special=False)
+        ids = await call.engine.tokenize(text, add_special=False, bound=Bound(most, "begin"))
         cut.append(text if len(ids) <= most else call.engine.tokenizer.decode(ids[:most]))
     return cut
 

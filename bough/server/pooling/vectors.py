@@ -14,10 +14,11 @@ from bough.base.errors import InvalidRequest
 from bough.base.messages import Namespace
 from bough.base.params import PoolingParams
 from bough.engine.generation import Embedding, GenerateOptions
-from bough.server.options import PromptIds, encode_prompts, request_rids, salt_of, timeout_of
+from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
 from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
 from bough.server.schema import refuse_unsupported
 from bough.server.work import Call
+from bough.text.memory import Bound
 
 Floats = NDArray[np.float32]
 
@@ -61,8 +62,9 @@ async def vectors(
     if len(prompts) > service.limits.batch_prompts:
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
     special = body.add_special_tokens is not False
-    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param)
-    ids = [await _truncated(call, body, prompt) for prompt in encoded]
+    bound = bounded(body, service.hello.model.context_length)
+    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param, bound=bound)
+    ids = [await _framed(call, given, found.ids, bound, special) for given, found in zip(prompts, encoded)]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
@@ -87,14 +89,19 @@ def longest(body: PoolingRequest, context_length: int) -> int | None:
     return length
 
 
-async def _truncated(call: Call, body: PoolingRequest, prompt: PromptIds) -> list[int]:
-    """Of texts the model's frame, which a vector may be made of, is not cut."""
-    length, left = longest(body, call.service.hello.model.context_length), body.truncation_side == "left"
-    if length is None or len(prompt.ids) <= length:
-        return prompt.ids
-    if prompt.text is not None:
-        return await call.engine.tokenize_cut(prompt.text, length, left, body.add_special_tokens is not False)
-    return prompt.ids[-length:] if left else prompt.ids[:length]
+def bounded(body: PoolingRequest, context_length: int) -> Bound:
+    """What is kept of a text. Raises InvalidRequest."""
+    length = longest(body, context_length)
+    if length is None:
+        return Bound(context_length)
+    return Bound(length, "end" if body.truncation_side == "left" else "begin")
+
+
+async def _framed(call: Call, prompt: str | list[int], ids: list[int], bound: Bound, special: bool) -> list[int]:
+    """``ids``, or where they were cut those of the text ``prompt`` with the model's frame, which a vector may be of."""
+    if not isinstance(prompt, str) or bound.keep == "whole" or len(ids) < bound.most:
+        return ids
+    return await call.engine.tokenize_cut(prompt, bound.most, bound.keep == "end", special)
 
 
 def cut(rows: Floats, dimensions: int | None) -> Floats:

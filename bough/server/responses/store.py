@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,13 +77,23 @@ class Stored:
         return [*self.history, *self.own, *self.response["output"]]
 
 
+@dataclass(slots=True)
+class _Owned:
+    """What is kept for one tenant, the oldest first."""
+
+    stored: dict[str, Stored] = field(default_factory=dict)
+    bytes: int = 0
+
+
 class ResponseStore:
-    """Keeps what clients may come back for. Past its bounds the oldest that do not run are forgotten first."""
+    """Keeps what clients may come back for. What is too old is forgotten; where there are too many bytes, the oldest
+    that does not run of the tenant who has most."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
         self._stored: dict[str, Stored] = {}
+        self._owned: defaultdict[str, _Owned] = defaultdict(_Owned)
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -94,7 +105,7 @@ class ResponseStore:
 
     def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> Stored:
         stored = Stored(response, tenant, history, own, self._clock())
-        self._stored[response["id"]] = stored
+        self._stored[response["id"]] = self._owned[tenant].stored[response["id"]] = stored
         self.resize(stored)
         return stored
 
@@ -102,10 +113,11 @@ class ResponseStore:
         """Count ``stored`` anew, which has changed, and forget what is beyond the bounds."""
         if self._stored.get(stored.response["id"]) is not stored:
             return  # forgotten while it grew
-        self._bytes -= stored.bytes
+        before = stored.bytes
         stored.bytes = len(encode_json((stored.response, stored.history, stored.own)))
         stored.bytes += 0 if stored.log is None else stored.log.bytes
-        self._bytes += stored.bytes
+        self._bytes += stored.bytes - before
+        self._owned[stored.tenant].bytes += stored.bytes - before
         self._sweep()
 
     def get(self, response_id: str, tenant: str) -> Stored:
@@ -119,11 +131,26 @@ class ResponseStore:
     def remove(self, stored: Stored) -> None:
         if self._stored.pop(stored.response["id"], None) is not None:
             self._bytes -= stored.bytes
+            owned = self._owned[stored.tenant]
+            owned.bytes -= stored.bytes
+            del owned.stored[stored.response["id"]]
+            if not owned.stored:
+                del self._owned[stored.tenant]
 
     def _sweep(self) -> None:
         oldest = self._clock() - self._limits.responses_seconds
         for stored in list(self._stored.values()):
-            if stored.stored_at > oldest and self._bytes <= self._limits.responses_bytes:
+            if stored.stored_at > oldest:
                 break
             if not stored.running:
                 self.remove(stored)
+        while self._bytes > self._limits.responses_bytes and (idle := self._idle()) is not None:
+            self.remove(idle)
+
+    def _idle(self) -> Stored | None:
+        """The oldest that does not run, of the tenant for whom most bytes are kept and who has any."""
+        for owned in sorted(self._owned.values(), key=lambda owned: -owned.bytes):
+            for stored in owned.stored.values():
+                if not stored.running:
+                    return stored
+        return None

@@ -6,6 +6,7 @@ from bough.server.chat import render
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.responses.translate import Item, chat_request
 from bough.server.work import Call
+from bough.text.memory import Bound
 
 
 async def fitting(call: Call, body: ResponsesRequest, items: list[Item]) -> list[Item]:
@@ -16,7 +17,8 @@ async def fitting(call: Call, body: ResponsesRequest, items: list[Item]) -> list
     room = call.service.hello.model.context_length - (body.max_output_tokens or 1)
 
     async def fits(first: int) -> bool:
-        prompt = await render(call.engine, call.service, chat_request(body, without(items, first), ""))
+        chat = chat_request(body, without(items, first), "")
+        prompt = await render(call.engine, call.service, chat, Bound(room, "begin"))
         return len(prompt) <= room
 
     if await fits(0):

@@ -7,16 +7,22 @@ structural tags.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
+from bough.base.formats import exact_schema
+from bough.base.limits import DEFAULT_LIMITS
+from bough.base.numbers import leave_out_inexact
 from bough.text.reasoning.families import ReasoningFormat
 from bough.text.tools.format import Arguments, Envelope, Family, Name, Parameters, Part, Serial
 from bough.text.tools.schema import (
+    ANNOTATIONS,
     SPACE,
     Forms,
     Unwritable,
@@ -36,6 +42,8 @@ _GUIDANCE = "x-guidance"
 """Where llguidance looks for its options in a schema."""
 LENIENT = {_GUIDANCE: {"coerce_one_of": True, "lenient": True}}
 """What is added to the parameters of a tool that is not strict: keywords that cannot be enforced are left out."""
+GROUP = 8
+"""Arguments of which those behind them make a rule."""
 _LINE_ENDS = re.compile(r"^(\n+)")
 _ANY = "/(?s:.*)/"
 _TERMINALS = (f"TEXT: {_ANY}", r"BYTES: ~/[^\s\S]/")
@@ -50,15 +58,17 @@ class CallGrammar:
     Args:
         family: how the model writes calls.
         special: texts and ids of the tokenizer's special tokens, which are no text to a grammar.
+        most: characters of values that are written in all; InvalidRequest beyond, before there are more.
     """
 
-    def __init__(self, family: Family, special: Mapping[str, int]) -> None:
+    def __init__(self, family: Family, special: Mapping[str, int], most: int = DEFAULT_LIMITS.constraint_bytes) -> None:
         self._family = family
         self._form = family.formats[0]
         self._special = special
         found = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
         self._cut = re.compile(f"({found})") if found else None
-        self._rules: list[str] = []
+        self._most = self._left = most
+        self._begin()
 
     def constraint(
         self,
@@ -77,9 +87,10 @@ class CallGrammar:
         if otherwise is not None:
             schema = json.loads(otherwise.text) if otherwise.text else {"type": "object"}
             if not otherwise.strict and isinstance(schema, dict):
+                leave_out_inexact(schema)
                 schema |= LENIENT
             bare = self._either(tools, schema)
-            answer = " ".join([*self._literal(self._family.answers), embedded(schema)])
+            answer = " ".join([*self._literal(self._family.answers), self._json(schema)])
             start = f"({start} | {answer})" if bare is None else bare
         return self._grammar(start, thinking)
 
@@ -103,7 +114,7 @@ class CallGrammar:
 
     def arguments(self, schema: Schema) -> str:
         """Grammar of the parameters of a call as the family writes them, without JSON. Raises Unwritable."""
-        self._rules = []
+        self._begin()
         [part] = [part for part in self._form.call if isinstance(part, Parameters)]
         return self._whole(self._arguments(part, schema))
 
@@ -113,9 +124,9 @@ class CallGrammar:
 
     def _calls(self, tools: Mapping[str, Schema], parallel: bool) -> str:
         """What derives the calls of an answer, whose rules are made afresh."""
-        self._rules = []
+        self._begin()
         calls = [f"call_{i}" for i in range(len(tools))]
-        for rule, (name, schema) in zip(calls, tools.items(), strict=True):
+        for self._call, (rule, (name, schema)) in enumerate(zip(calls, tools.items(), strict=True)):
             self._rule(rule, *(item for part in self._form.call for item in self._part(part, name, schema)))
         self._rule("call", " | ".join(calls))
         return self._sections(parallel)
@@ -153,7 +164,7 @@ class CallGrammar:
                 case Arguments(None):
                     body = {"schema": dict(schema)}
                 case Arguments() | Parameters():
-                    self._rules = []
+                    self._begin()
                     body = {"grammar": self._whole(self._part(part, name, schema))}
                 case _:
                     pass
@@ -173,7 +184,7 @@ class CallGrammar:
         if self._form.trigger or not isinstance(part, Envelope):
             return None
         if any(references(each) for each in (schema, *tools.values()) if isinstance(each, Mapping)):
-            return embedded(schema)
+            return self._json(schema)
         calls = [
             {
                 "type": "object",
@@ -184,7 +195,7 @@ class CallGrammar:
             for name, arguments in tools.items()
         ]
         lenient = all(isinstance(each, Mapping) and _is_lenient(each) for each in (schema, *tools.values()))
-        return embedded({"anyOf": [*calls, schema]} | (LENIENT if lenient else {}))
+        return self._json({"anyOf": [*calls, schema]} | (LENIENT if lenient else {}))
 
     def _sections(self, parallel: bool) -> str:
         form = self._form
@@ -205,9 +216,9 @@ class CallGrammar:
             case Serial():
                 return ["/[0-9]+/"]
             case Envelope(key):
-                return [*self._literal(_envelope_head(name, key)), embedded(schema), *self._literal("}")]
+                return [*self._literal(_envelope_head(name, key)), self._json(schema), *self._literal("}")]
             case Arguments(None):
-                return [embedded(schema)]
+                return [self._json(schema)]
             case Parameters() | Arguments():
                 try:
                     return self._arguments(part, schema)
@@ -222,6 +233,7 @@ class CallGrammar:
     def _arguments(self, part: Parameters | Arguments, schema: Schema) -> list[str]:
         """Arguments that are not written as JSON. Raises Unwritable."""
         whole = {**object_schema(schema), **(LENIENT if _is_lenient(schema) else {})}
+        self._values.clear()  # those of another call may refer to other definitions
         if isinstance(part, Parameters):
             return self._parameters(part, whole)
         assert part.notation is not None
@@ -232,14 +244,14 @@ class CallGrammar:
         for key, spec, required in properties(schema):
             head = self._literal(f"{part.before}{key}{part.between}")
             value = text_value(schema, key)
-            if value.is_text:
-                tail = self._text_parameter(part.after, spec, value, schema)
-            else:
-                tail = [embedded(_with_references(spec, schema)), *self._literal(part.after)]
-            items.append(_optional([*head, *tail], required))
+            tail = self._shared(value, spec, partial(self._parameter, part.after, spec, value, schema))
+            items.append(_optional([*head, tail], required))
         return items
 
-    def _text_parameter(self, end: str, spec: Any, value: TextValue, schema: Schema) -> list[str]:
+    def _parameter(self, end: str, spec: Any, value: TextValue, schema: Schema) -> list[str]:
+        """A value and ``end``."""
+        if not value.is_text:
+            return [self._json(_with_references(spec, schema)), *self._literal(end)]
         try:
             return self._written(end, forms(spec, schema), value, schema)
         except Unwritable:
@@ -256,7 +268,7 @@ class CallGrammar:
                 raise Unwritable("enum")
         ways = [] if not found.patterns and not found.strings else [" ".join(self._text(end, found, value))]
         close = self._joined(end)
-        ways += [f"{embedded(_with_references(each, schema))} {close}" for each in found.others]
+        ways += [f"{self._json(_with_references(each, schema))} {close}" for each in found.others]
         if not ways:
             raise Unwritable("enum")
         return [f"({' | '.join(ways)})"]
@@ -264,6 +276,7 @@ class CallGrammar:
     def _text(self, end: str, found: Forms, value: TextValue) -> list[str]:
         """One of the strings of ``found`` that ``value`` reads as it stands, and ``end``, at its first occurrence."""
         stop = end.strip()
+        self._spend(sum(map(len, found.strings)))
         if any(stop in text for text in found.strings):
             raise Unwritable("enum")
         barred = [f"BYTES /{literal(stop)}/ BYTES", *read_differently(value, end)]
@@ -286,24 +299,33 @@ class CallGrammar:
         rules = []
         for key, spec, required in properties(schema):
             rule = f"argument_{len(self._rules)}"
-            self._rule(rule, *self._literal(key + notation.assign), *self._value(notation, spec, schema))
+            value = self._shared(None, spec, partial(self._value, notation, spec, schema))
+            self._rule(rule, *self._literal(key + notation.assign), value)
             rules.append((rule, required))
-        # From the end: what may follow an argument is the list of the later ones, each behind a comma.
-        rest, whole = "", ""
-        for rule, required in reversed(rules):
-            whole = f"{rule} {rest}" if required or not whole else f"({rule} {rest} | {whole})"
-            whole = whole if required else f"({whole})?"
-            rest = f"{comma} {rule} {rest}" if required else f"({comma} {rule})? {rest}"
-        return [*items, whole, *self._literal(notation.end)] if whole else [*items, *self._literal(notation.end)]
+        if not rules:
+            return [*items, *self._literal(notation.end)]
+        # Behind an argument come the later ones, each behind a comma; from every GROUP on these are a rule, so that the
+        # whole is linear in them and rules do not refer to one another as deep as there are arguments.
+        prefix, following = f"later_{len(self._rules)}", [""] * (len(rules) + 1)
+        for i in reversed(range(len(rules))):
+            rule, required = rules[i]
+            following[i] = f"{_optional([comma, rule], required)} {following[i + 1]}"
+            if i and i % GROUP == 0:
+                self._rule(f"{prefix}_{i}", following[i])
+                following[i] = f"{prefix}_{i}"
+        first = next((i for i, (_, required) in enumerate(rules) if required), len(rules) - 1)
+        ways = [f"{rule} {following[i + 1]}" for i, (rule, _) in enumerate(rules[: first + 1])]
+        whole = f"({' | '.join(ways)})"
+        return [*items, whole if rules[first][1] else f"{whole}?", *self._literal(notation.end)]
 
     def _value(self, notation: Notation, spec: Any, schema: Schema) -> list[str]:
         if notation.escapes:
             boolean = text_value({"properties": {"": spec}, **references(schema)}, "").types == {"boolean"}
             if boolean and forms(spec, schema).others == [{"type": "boolean"}]:
                 return ['("True" | "False")']
-            return [embedded(_with_references(spec, schema))]
+            return [self._json(_with_references(spec, schema))]
         if not text_value({"properties": {"": spec}, **references(schema)}, "").is_text:
-            return [embedded(_with_references(spec, schema), _COMPACT)]
+            return [self._json(_with_references(spec, schema), _COMPACT)]
         quote = notation.quotes[0]
         try:
             found = forms(spec, schema)
@@ -311,7 +333,7 @@ class CallGrammar:
             if not _is_lenient(schema):
                 raise
             return [*self._literal(quote), *self._until(quote)]
-        ways = [embedded(_with_references(each, schema), _COMPACT) for each in found.others]
+        ways = [self._json(_with_references(each, schema), _COMPACT) for each in found.others]
         if () in found.patterns:
             ways.append(" ".join([*self._literal(quote), *self._until(quote)]))
         elif found.patterns or found.strings:
@@ -319,6 +341,33 @@ class CallGrammar:
         if not ways:
             raise Unwritable("enum")
         return [f"({' | '.join(ways)})"]
+
+    def _shared(self, way: TextValue | None, spec: Any, write: Callable[[], Sequence[str]]) -> str:
+        """The rule of a value of ``spec``, made by ``write`` for the first that is written the same ``way``."""
+        if isinstance(spec, Mapping):
+            spec = {word: part for word, part in spec.items() if word not in ANNOTATIONS}
+        key = way, json.dumps(spec)
+        if key not in self._values:
+            items = write()
+            self._values[key] = f"value_{self._call}_{len(self._rules)}"
+            self._rule(self._values[key], *items)
+        return self._values[key]
+
+    def _json(self, schema: Any, spacing: Mapping[str, Any] = _SPACING) -> str:
+        text = embedded(schema, spacing)
+        self._spend(len(text))
+        return text
+
+    def _spend(self, n: int) -> None:
+        self._left -= n
+        if self._left < 0:
+            raise InvalidRequest(f"the grammar of these arguments has more than {self._most} characters", param="tools")
+
+    def _begin(self) -> None:
+        """Forget the rules of another grammar."""
+        self._rules: list[str] = []
+        self._values: dict[tuple[TextValue | None, str], str] = {}
+        self._call = 0
 
     def _thinking(self, thinking: ReasoningFormat) -> list[str]:
         between = "<|start|>assistant" if thinking.channels else "\n\n"
@@ -364,7 +413,10 @@ def _envelope_head(name: str, key: str) -> str:
 def embedded(schema: Any, spacing: Mapping[str, Any] = _SPACING) -> str:
     """A JSON Schema within a grammar."""
     if isinstance(schema, Mapping):
-        schema = {**schema, _GUIDANCE: {**(LENIENT[_GUIDANCE] if _is_lenient(schema) else {}), **spacing}}
+        schema = {
+            **exact_schema(copy.deepcopy(dict(schema))),
+            _GUIDANCE: {**(LENIENT[_GUIDANCE] if _is_lenient(schema) else {}), **spacing},
+        }
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
@@ -378,8 +430,10 @@ def properties(schema: Schema) -> list[tuple[str, Any, bool]]:
 
 def _with_references(spec: Any, schema: Schema) -> Any:
     """``spec`` of the whole ``schema`` by itself."""
-    more = references(schema) | (LENIENT if _is_lenient(schema) else {})
-    return {**spec, **more} if isinstance(spec, Mapping) else spec
+    if not isinstance(spec, Mapping):
+        return spec
+    refers = '"$ref"' in json.dumps(spec)
+    return {**spec, **(references(schema) if refers else {}), **(LENIENT if _is_lenient(schema) else {})}
 
 
 def _is_lenient(schema: Schema) -> bool:

@@ -17,8 +17,9 @@ Schema = Mapping[str, Any]
 MAX_DEPTH = 16
 """References and alternatives that nest deeper are refused."""
 MAX_ALTERNATIVES = 1024
+MAX_VALUES = 20_000
 
-_ANNOTATIONS = frozenset(("title", "description", "default", "example", "examples", "deprecated", "readOnly",
+ANNOTATIONS = frozenset(("title", "description", "default", "example", "examples", "deprecated", "readOnly",
                           "writeOnly", "$comment", "$schema", "$id", "$anchor", "$defs", "definitions"))  # fmt: skip
 _ROOT = frozenset(("type", "properties", "required", "additionalProperties"))
 _STRING = frozenset(("type", "pattern", "format", "minLength", "maxLength"))
@@ -109,13 +110,16 @@ def references(schema: Schema) -> dict[str, Any]:
 
 def forms(spec: Any, root: Schema) -> Forms:
     """How a value of ``spec``, which is part of ``root``, may be written. Raises Unwritable."""
-    found = Forms()
+    found, n = Forms(), 0
     for i, flat in enumerate(_flat(spec, root, 0)):
         if i == MAX_ALTERNATIVES:
             raise Unwritable("anyOf")
         kind = flat.get("type")
         if "enum" in flat or "const" in flat:
             values = _values(flat)
+            n += len(values)
+            if n > MAX_VALUES:
+                raise Unwritable("enum")
             found.strings += [value for value in values if isinstance(value, str)]
             if rest := [value for value in values if not isinstance(value, str)]:
                 found.others.append({"enum": rest})
@@ -153,7 +157,7 @@ def _flat(spec: Any, root: Schema, depth: int) -> Iterator[dict[str, Any]]:
         raise Unwritable("false" if spec is False else "$ref")
     if depth > MAX_DEPTH:
         raise Unwritable("$ref" if "$ref" in spec else "anyOf")
-    rest = {word: part for word, part in spec.items() if word not in _ANNOTATIONS and not word.startswith("x-")}
+    rest = {word: part for word, part in spec.items() if word not in ANNOTATIONS and not word.startswith("x-")}
     if "$ref" in rest:
         reference = rest.pop("$ref")
         target = resolve(reference, root) if isinstance(reference, str) else None
@@ -193,7 +197,7 @@ def _merged(one: Schema, other: Any, keyword: str) -> dict[str, Any]:
         other = {}
     if not isinstance(other, Mapping):
         raise Unwritable(keyword)
-    both = {word: part for word, part in other.items() if word not in _ANNOTATIONS}
+    both = {word: part for word, part in other.items() if word not in ANNOTATIONS}
     if any(word in one and one[word] != part for word, part in both.items()):
         raise Unwritable(keyword)
     return {**one, **both}

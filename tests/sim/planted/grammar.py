@@ -134,8 +134,8 @@ GRAMMAR = (
         "the model stopped within its reasoning and the constrained part never came",
         ReasoningMatcher,
         "write",
-        "for token in self._eos_ids:",
-        "for token in ():",
+        "for token in (*self._eos_ids, *barred):",
+        "for token in barred:",
     ),
     simple(
         "reasoning_budget_off_by_one",

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
 from bough.text.reasoning.families import BY_NAME as REASONING
 from bough.text.tools.constraint import CallGrammar
 from bough.text.tools.families import BY_NAME, FAMILIES
@@ -125,3 +126,49 @@ def test_references_reach_the_arguments() -> None:
         grammar = grammar_of(BY_NAME[name], tools={"f": schema})
         assert accepted(grammar, write_calls(BY_NAME[name], [("f", {"a": 3})]))
         assert not accepted(grammar, write_calls(BY_NAME[name], [("f", {"a": 2})]))
+
+
+KEYWORDS = ["functiongemma", "gemma-4", "pythonic", "gemma-3"]
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+@pytest.mark.parametrize("required", ["", "a", "b", "c", "bc", "abc"])
+def test_optional_arguments_may_be_left_out(name: str, required: str) -> None:
+    schema = {"type": "object", "properties": {k: {"type": "integer"} for k in "abc"}, "required": [*required]}
+    grammar = grammar_of(BY_NAME[name], tools={"f": schema}, parallel=False)
+    for left in ("", "a", "b", "c", "ab", "ac", "bc", "abc"):
+        text = write_calls(BY_NAME[name], [("f", dict.fromkeys(left, 1))])
+        assert accepted(grammar, text) == (set(required) <= set(left)), left
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+def test_a_grammar_is_linear_in_its_arguments(name: str) -> None:
+    def of(n: int) -> str:
+        named = {f"p{i:03}": {"type": "integer"} for i in range(n)}
+        return grammar_of(BY_NAME[name], tools={"f": {"type": "object", "properties": named}}, parallel=False)
+
+    assert len(of(800)) < 10 * len(of(100))
+    text = write_calls(BY_NAME[name], [("f", {f"p{i:03}": 1 for i in range(3, 60, 7)})])
+    assert accepted(of(60), text)
+
+
+@pytest.mark.parametrize("name", ["glm-4.5", "qwen3-coder", "minimax-m2", "functiongemma", "gemma-4", "pythonic"])
+def test_what_many_arguments_refer_to_is_written_once(name: str) -> None:
+    big = {"enum": [f"v{i}v" for i in range(1000)]}
+    spec = {"$ref": "#/$defs/big", "description": "of many"}
+    schema = {"type": "object", "properties": {f"p{i}": spec for i in range(200)}, "$defs": {"big": big}}
+    grammar = grammar_of(BY_NAME[name], tools={"f": schema}, parallel=False)
+    assert grammar.count("v999v") == 1
+    several = {f"p{i}": {"anyOf": [{"$ref": "#/$defs/big"}, {"const": f"{i}"}]} for i in range(200)}
+    with pytest.raises(InvalidRequest, match="more than 262144 characters"):
+        grammar_of(BY_NAME[name], tools={"f": {**schema, "properties": several}})
+
+
+def test_definitions_of_one_tool_are_not_those_of_another() -> None:
+    def tool(value: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"a": {"$ref": "#/$defs/d"}}, "$defs": {"d": {"const": value}}}
+
+    for name in ("qwen3-coder", "pythonic"):
+        grammar = grammar_of(BY_NAME[name], tools={"f": tool("x"), "g": tool("y")}, parallel=False)
+        assert accepted(grammar, write_calls(BY_NAME[name], [("g", {"a": "y"})]))
+        assert not accepted(grammar, write_calls(BY_NAME[name], [("g", {"a": "x"})]))

@@ -1,0 +1,118 @@
+"""Numbers that the library would round are enforced as they are, left out with a warning, or refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bough.base.constraint import Constraint
+from bough.base.errors import InvalidRequest
+from bough.base.formats import exact_schema
+from bough.base.limits import DEFAULT_LIMITS
+from bough.base.numbers import is_exact, leave_out_inexact
+from bough.grammar.admission import check_constraint
+from bough.grammar.base import Vocabulary
+from bough.grammar.llguidance import LLGuidance
+
+llguidance = pytest.importorskip("llguidance")
+
+BYTES = llguidance.LLTokenizer("byte")
+BIG = 1175928847299117063
+
+
+def allows(schema: Any, text: str) -> bool:
+    grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(exact_schema(schema)))
+    matcher = llguidance.LLMatcher(BYTES, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = BYTES.tokenize_str(text)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+@given(
+    st.one_of(
+        st.integers(-(2**53), 2**53),
+        st.integers(-(10**20), 10**20),
+        st.decimals(allow_nan=False, allow_infinity=False, places=8).map(float),
+    )
+)
+def test_an_exact_number_is_written_as_itself(value: float) -> None:
+    if is_exact(value) and value > -9e18:
+        text = str(value) if isinstance(value, int) else f"{value:.20f}".rstrip("0").rstrip(".")
+        assert float(text) == value
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(json.dumps({"const": value}))
+        matcher = llguidance.LLMatcher(BYTES, grammar)
+        written = bytes(BYTES.decode_bytes(matcher.compute_ff_tokens())).decode()
+        assert json.loads(written) == value
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("lower", [False, True])
+@pytest.mark.parametrize("bound", [5, 2**53 + 1, 12216229312834624, 123456789012345678, -123456789012345677])
+def test_bounds_let_nothing_through_that_is_outside(bound: int, lower: bool, exclusive: bool) -> None:
+    word = f"exclusive{'Minimum' if lower else 'Maximum'}" if exclusive else "minimum" if lower else "maximum"
+    step = -1 if lower else 1
+    beyond = bound if exclusive else bound + step
+    assert not allows({"type": "integer", word: bound}, str(beyond))
+    assert allows({"type": "integer", word: bound}, str(bound - 5_000 * step))
+
+
+def test_bounds_of_numbers_are_moved_inwards() -> None:
+    for word, bound, outside, inside in [
+        ("maximum", 123456789012345678, "123456789012345679", "123456789012344000"),
+        ("minimum", 123456789012345678, "123456789012345677", "123456789012347000"),
+        ("maximum", 0.12345678901234567, "0.12345678901234568", "0.123456789012345"),
+        ("exclusiveMinimum", -9.876543210987654, "-9.876543210987654", "-9.87654321098764"),
+    ]:
+        assert not allows({"type": "number", word: bound}, outside)
+        assert allows({"type": "number", word: bound}, inside)
+
+
+@pytest.mark.parametrize("schema", [
+    {"const": BIG}, {"enum": [1, BIG]}, {"properties": {"a": {"enum": [[{"b": BIG}]]}}}, {"const": -2.3738955829980686},
+])  # fmt: skip
+@pytest.mark.parametrize("place", ["json_schema", "structural_tag", "grammar"])
+def test_values_of_many_digits_are_refused_by_name(schema: dict[str, Any], place: str) -> None:
+    text = json.dumps(schema)
+    if place == "structural_tag":
+        text = json.dumps({"format": {"type": "json_schema", "json_schema": schema}})
+    elif place == "grammar":
+        text = f"start: %json {text}"
+    with pytest.raises(InvalidRequest, match="(const|enum) has a number of more than 15 digits"):
+        check_constraint(Constraint(kind=place, text=text), DEFAULT_LIMITS)  # type: ignore[arg-type]
+
+
+def test_values_that_cannot_be_enforced_are_left_out_where_that_is_allowed(vocabulary: Vocabulary) -> None:
+    constraint = Constraint(kind="json_schema", text=json.dumps({"type": "integer", "enum": [1, BIG]}), strict=False)
+    check_constraint(constraint, DEFAULT_LIMITS)
+    backend = LLGuidance(vocabulary)
+    template = backend.compile(constraint)
+    assert template.warnings == ("the schema is not enforced strictly: enum with a number of many digits is left out",)
+    backend.close()
+    schema = {"properties": {"enum": {"const": BIG}, "b": {"enum": ["x"], "const": 5}}}
+    assert leave_out_inexact(schema) == ["const"]
+    assert schema == {"properties": {"enum": {}, "b": {"enum": ["x"], "const": 5}}}
+
+
+@pytest.mark.parametrize(("pattern", "right", "wrong"), [
+    ("^[[:alpha:]]$", [":]", "[]", "a]"], ["a", "b", "b]"]),
+    ("^[a&&b]$", ["a", "&", "b"], ["c"]),
+    ("^[a~~b]$", ["a", "~"], ["-"]),
+    (r"^[\[\]a]+$", ["[a]"], ["b"]),
+])  # fmt: skip
+def test_classes_are_those_of_ecma(pattern: str, right: list[str], wrong: list[str]) -> None:
+    for texts, expected in ((right, True), (wrong, False)):
+        for text in texts:
+            assert allows({"type": "string", "pattern": pattern}, json.dumps(text)) == expected, text
+
+
+def test_schemas_that_are_only_true_or_false(vocabulary: Vocabulary) -> None:
+    backend = LLGuidance(vocabulary)
+    everything = backend.compile(Constraint(kind="json_schema", text="true")).matcher()
+    assert not everything.ended and everything.error() is None
+    with pytest.raises(InvalidRequest):
+        backend.compile(Constraint(kind="json_schema", text=" false"))
+    backend.close()
