@@ -16,6 +16,7 @@ from bough.lang.choices import ChoicesDecision
 from bough.lang.waiting import Signal
 
 from .openai_stub import answering
+from .stub import serving
 
 MODULES = {
     "sglang": """function gen gen_int gen_string select image video system user assistant system_begin system_end
@@ -132,6 +133,45 @@ def test_a_body_that_streams_runs_beside_the_caller() -> None:
     assert state.stream_executor.text_ == ""
     go.set()
     assert "".join(state.text_iter()) == "lateyes"
+
+
+def test_what_has_ended_can_be_followed() -> None:
+    @sgl.function
+    def p(s: Any) -> None:
+        s += "a" + sgl.gen("x") + sgl.select("c", ["b"])
+
+    with serving() as server:
+        state = p.run(backend=sgl.RuntimeEndpoint(server.url), stream=True)
+        list(state.text_iter())
+        assert "".join(state.text_iter("x")) == state["x"] and "".join(state.text_iter()) == state.text()
+
+
+def test_a_number_may_have_a_stop_of_its_own() -> None:
+    @sgl.function
+    def p(s: Any) -> None:
+        s += "a" + sgl.gen("x", dtype=int, stop="!")
+
+    with serving() as server:
+        assert p.run(backend=sgl.RuntimeEndpoint(server.url))["x"] == "1"
+        *_, (_, _, _, body) = server.taken()
+        assert body["sampling_params"]["stop"] == ["!", " ", "\n"]
+
+
+def test_each_thread_traces_for_itself() -> None:
+    @sgl.function
+    def inner(s: Any) -> None:
+        s += "inner"
+
+    @sgl.function
+    def outer(s: Any, q: Any) -> None:
+        made.append(inner())
+        thread = threading.Thread(target=lambda: made.append(inner(backend=sgl.FakeBackend())))
+        thread.start()
+        thread.join()
+
+    made: list[Any] = []
+    outer.trace(backend=sgl.FakeBackend())
+    assert [type(state).__name__ for state in made] == ["TracerProgramState", "ProgramState"]
 
 
 def test_the_final_text_is_printed_where_that_is_asked_for(
