@@ -174,6 +174,34 @@ def test_each_thread_traces_for_itself() -> None:
     assert [type(state).__name__ for state in made] == ["TracerProgramState", "ProgramState"]
 
 
+def test_anthropic_is_sent_what_it_takes() -> None:
+    """No sampling options at their defaults, and the system's message apart, which the state keeps."""
+    anthropic, httpx = pytest.importorskip("anthropic"), pytest.importorskip("httpx2")
+    sent: list[dict[str, Any]] = []
+
+    def answer(request: Any) -> Any:
+        sent.append(json.loads(request.content))
+        content = [{"type": "text", "text": "yes"}]
+        usage = {"input_tokens": 3, "output_tokens": 1}
+        return httpx.Response(200, json={
+            "id": "x", "type": "message", "role": "assistant", "model": "m", "content": content,
+            "stop_reason": "end_turn", "stop_sequence": None, "usage": usage,
+        })  # fmt: skip
+
+    @sgl.function
+    def p(s: Any) -> None:
+        s += sgl.system("S") + sgl.user("u") + sgl.assistant(sgl.gen("a", max_tokens=5))
+
+    client = anthropic.DefaultAsyncHttpxClient(transport=httpx.MockTransport(answer))
+    backend = sgl.Anthropic("m", api_key="none", http_client=client)
+    state = p.run(backend=backend)
+    assert state["a"] == "yes" and state.messages()[0] == {"role": "system", "content": "S"}
+    p.run(backend=backend, top_k=7, temperature=0.5).sync()
+    plain, asked = sent
+    assert plain["system"] == "S" and plain["messages"] == [{"role": "user", "content": "u"}]
+    assert "top_k" not in plain and (asked["top_k"], asked["temperature"]) == (7, 0.5)
+
+
 def test_the_final_text_is_printed_where_that_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
