@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import bough as sgl
+from bough.lang import templates
 from bough.lang.choices import ChoicesDecision
 from bough.lang.waiting import Signal
 
@@ -144,6 +145,32 @@ def test_what_has_ended_can_be_followed() -> None:
         state = p.run(backend=sgl.RuntimeEndpoint(server.url), stream=True)
         list(state.text_iter())
         assert "".join(state.text_iter("x")) == state["x"] and "".join(state.text_iter()) == state.text()
+
+
+def test_reasoning_stays_in_streams() -> None:
+    @sgl.function
+    def p(s: Any) -> None:
+        s += sgl.user("u")
+        s += sgl.assistant(sgl.separate_reasoning(sgl.gen("x"), model_type="qwen3"))
+
+    state = p.run(backend=sgl.FakeBackend(default="<think>hm</think>yes"), stream=True)
+    assert "".join(state.text_iter("x")) == state["x"] == "<think>hm</think>yes"
+    assert state.error() is None and state.messages()[-1]["content"] == state["x"]
+
+
+def test_templates_can_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "chat_template_registry", dict(templates.chat_template_registry))
+    roles = {"system": ("S ", "\n"), "user": ("U ", "\n"), "assistant": ("A ", "\n")}
+    templates.register_chat_template(templates.ChatTemplate("own", "be good", roles, stop_str=["END"]))
+
+    @sgl.function
+    def p(s: Any) -> None:
+        s += sgl.user("u") + sgl.assistant(sgl.gen("x"))
+
+    with serving() as server:
+        state = p.run(backend=sgl.RuntimeEndpoint(server.url, chat_template_name="own"))
+        assert state.text() == f"S be good\nU u\nA {state['x']}\n"
+        assert server.taken()[1][3]["sampling_params"]["stop"] == ["END"]
 
 
 def test_a_number_may_have_a_stop_of_its_own() -> None:
