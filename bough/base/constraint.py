@@ -49,8 +49,10 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         begin: ids of the tag that begins it; without that tag there is no reasoning. Beside a constraint its first id
             is allowed besides what the constraint allows at its beginning; once it came, the others must. Of several
             ids, the first begins the tag only where the constraint does not allow it. Empty: the prompt began it.
+        firm: beside a constraint, where all of ``end`` but the last id has come, that one must.
     """
 
     end: tuple[int, ...]
     budget: int | None = None
     begin: tuple[int, ...] = ()
+    firm: bool = False

@@ -53,7 +53,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 _CLASS = re.compile(r"\\.|\[\^?((?:\\.|[^\]\\])+)\]", re.DOTALL)
-_OPERATOR = re.compile(r"\\.|[\[&~]", re.DOTALL)
+_OPERATOR = re.compile(r"\\.|--|[\[&~]", re.DOTALL)
 
 
 def _plain_class(found: re.Match[str]) -> str:
@@ -61,7 +61,13 @@ def _plain_class(found: re.Match[str]) -> str:
     if found[1] is None:
         return found[0]
     head = found[0][: found.start(1) - found.start()]
-    inner = _OPERATOR.sub(lambda char: char[0] if len(char[0]) > 1 else "\\" + char[0], found[1])
+
+    def plain(operator: re.Match[str]) -> str:
+        if operator[0] == "--":  # the end of a range, or at the beginning the start of one
+            return "-\\-" if operator.start() else "\\--"
+        return operator[0] if len(operator[0]) > 1 else "\\" + operator[0]
+
+    inner = _OPERATOR.sub(plain, found[1])
     return f"{head}{inner}]"
 
 
@@ -71,7 +77,7 @@ def exact_schema(schema: Any) -> Any:
 
     Changed in place where it has any.
     """
-    deque(exact_steps(schema))
+    deque(exact_steps(schema), 0)
     return schema
 
 
@@ -92,7 +98,7 @@ def exact_steps(schema: Any) -> Iterator[None]:
             form = None if named else node.get("format")
             if isinstance(form, str) and form in FORMATS:
                 del node["format"]
-                node["allOf"] = [*node.get("allOf", ()), *FORMATS[form]]
+                node["allOf"] = [*(node.get("allOf") or ()), *FORMATS[form]]
             if not named and not _BOUNDS.isdisjoint(node):
                 exact_bounds(node)
 

@@ -17,6 +17,9 @@ TENS = 22
 LEAST_INTEGER, MOST_INTEGER = 2048 - 2**63, 2**63 - 1
 """The library knows no integer range that begins below, and ends one that goes on beyond at the latter."""
 
+LARGEST = 9 * 10**18
+"""Nor does it know bounds of numbers beyond."""
+
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
@@ -48,8 +51,8 @@ def has_inexact(value: Any) -> bool:
 def exact_bounds(schema: dict[str, Any]) -> None:
     """Move the bounds of ``schema`` inwards to where the library takes them as they are, and lets nothing through that
     is outside."""
-    kinds = schema.get("type", ())
-    integers = "integer" in kinds and "number" not in kinds
+    kinds = schema.get("type")
+    integers = isinstance(kinds, str | list) and "integer" in kinds and "number" not in kinds
     for end, lower in (("Minimum", True), ("Maximum", False)):
         exclusive, inclusive = f"exclusive{end}", end.lower()
         if integers and isinstance(beyond := schema.get(exclusive), int) and abs(beyond) >= 2**53:
@@ -75,6 +78,8 @@ def _inner_integer(value: float, lower: bool) -> float:
 
 
 def _inner_number(value: float, lower: bool) -> float:
+    if (value < -LARGEST) if lower else (value > LARGEST):
+        return -LARGEST if lower else LARGEST
     if is_exact(value):
         return value
     rounded = Context(DIGITS, ROUND_CEILING if lower else ROUND_FLOOR).create_decimal(Decimal(str(value)))

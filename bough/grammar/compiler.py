@@ -86,15 +86,16 @@ class Lane:
         tenant = next(iter(self._queues))
         queue = self._queues[tenant]
         job = queue[next(iter(queue))]
-        self.drop(job[0].key)
+        self.drop(job[0])
         if tenant in self._queues:
             self._queues[tenant] = self._queues.pop(tenant)
         return job
 
-    def drop(self, key: bytes) -> None:
-        """Nobody waits for it any more, if it is here."""
-        if (tenant := self._tenant.pop(key, None)) is not None:
-            del self._queues[tenant][key]
+    def drop(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more, if it is here: another compile of the same may be."""
+        if self.get(ticket.key) is ticket:
+            tenant = self._tenant.pop(ticket.key)
+            del self._queues[tenant][ticket.key]
             if not self._queues[tenant]:
                 del self._queues[tenant]
 
@@ -155,8 +156,8 @@ class GrammarCompiler:
         """One of those who share ``ticket`` is gone."""
         ticket.waiting -= 1
         if not ticket.waiting:
-            self._small.drop(ticket.key)
-            self._large.drop(ticket.key)
+            self._small.drop(ticket)
+            self._large.drop(ticket)
 
     def _begin(self) -> None:
         """Begin as many of the waiting compiles as may run."""

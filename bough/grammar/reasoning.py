@@ -25,6 +25,7 @@ class ReasoningMatcher:
         """Bytes of the opening tag that have come; None when that is settled."""
         self._end = tags(reasoning.end)
         self._budget = reasoning.budget
+        self._firm = reasoning.firm and inner is not None and len(reasoning.end) > 1
         self._eos_ids = eos_ids if inner is not None else ()
         self._matched = 0
         self._tokens = 0
@@ -49,9 +50,14 @@ class ReasoningMatcher:
         return self._budget is not None and self._tokens >= self._budget
 
     @property
+    def _held(self) -> bool:
+        """The tag that ends the reasoning must come now."""
+        return self._spent or self._firm and len(self._end.rest(self._matched)) == 1
+
+    @property
     def free(self) -> bool:
         if self.inside:
-            return not self._begun and not self._spent and not self._eos_ids
+            return not self._begun and not self._held and not self._eos_ids
         return self.inner is None or self.inner.free
 
     @property
@@ -93,7 +99,7 @@ class ReasoningMatcher:
             assert self._begin is not None and self._opened is not None
             return list(self._begin.rest(self._opened)[:most])
         if self.inside:
-            return list(self._end.rest(self._matched)[:most]) if self._spent else []
+            return list(self._end.rest(self._matched)[:most]) if self._held else []
         return [] if self.inner is None or self._opened is not None else self.inner.forced(most)
 
     def error(self) -> str | None:
@@ -101,7 +107,7 @@ class ReasoningMatcher:
 
     def write(self, bits: Ints, vocab_size: int) -> None:
         """The mask while it reasons, into ``bits`` [ceil(V / 32)]."""
-        if self._begun or self._spent:
+        if self._begun or self._held:
             write_only(bits, self.forced(1)[0])
             return
         bits[:] = -1

@@ -114,7 +114,7 @@ async def _ask_until_valid(
                 answer.check(value, expr.validate)
                 return value, text, meta
             except InvalidAnswer as error:
-                call = ex.program.calls[-1]
+                call = ex.calls[-1]
                 call.wasted_tokens += call.generated_tokens
                 if attempt == expr.reask:
                     raise

@@ -243,7 +243,8 @@ def _built(config: Mapping[str, Any], context: LayerContext) -> Any:
 
     ConfigError if transformers cannot build it, or parameters do not fit.
     """
-    plain = {key: value for key, value in config.items() if value is not None and key != "quantization_config"}
+    own = {"quantization_config"} | ({"rope_scaling"} if config.get("rope_scaling") is None else set())
+    plain = {key: value for key, value in config.items() if key not in own}
     try:
         read = AutoConfig.for_model(**plain)
         made: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read)]

@@ -498,6 +498,7 @@ class Programs:
             self._completions.append(state.left - state.opened)
         self.stand(state)
         self._claims.over(state.number)
+        self._moved.pop(state.number, None)
         self._idle.pop(state.key, None)
         del self._states[state.key]
 

@@ -197,7 +197,9 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
     replies = [shape.reply() for _ in range(options.n)]
-    enforced = options.constraint is not asked
+    # A grammar of tags knows the first format of the family, and the parser reads all.
+    covered = use.mode == "required" or (service.form.tools is not None and len(service.form.tools.triggers) == 1)
+    enforced = covered and options.constraint is not asked
     return _Job(call, ids, options, envelope, names, top, _echo(body), replies, _own_names(body, own), enforced)
 
 

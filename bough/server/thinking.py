@@ -60,7 +60,9 @@ def reasoning_of(
     if thinking is None or started is False:
         return None
     if thinking.answers and constrained and optional:
-        return Reasoning(end=tuple(tokenizer.encode(thinking.answers, add_special=False)), budget=budget)
+        # Models are wont to write what an answer is made of between the channel's name and the answer.
+        end = tuple(tokenizer.encode(thinking.answers, add_special=False))
+        return Reasoning(end=end, budget=budget, firm=True)
     end = tuple(tokenizer.encode(thinking.closes, add_special=False))
     if started or thinking.assumed:
         return Reasoning(end=end, budget=budget) if constrained or budget is not None else None

@@ -70,7 +70,8 @@ class ToolUse:
         grammar = CallGrammar(
             form.tools, {token: i for token, i in special.items() if i is not None}, self.limits.constraint_bytes
         )
-        check_parts("tools", list(self.schemas.values()), self.limits)
+        for schema in self.schemas.values():
+            check_parts("tools", schema, self.limits)
         schemas = {name: self._enforced(name, schema) for name, schema in self.schemas.items()}
         if self.mode == "required":
             return grammar.constraint(schemas, parallel=self.parallel, thinking=thinking)
@@ -158,8 +159,8 @@ def schemas_of(tools: list[dict[str, Any]], limits: Limits) -> dict[str, Mapping
             raise InvalidRequest(
                 f"{at}.function.parameters must be a JSON Schema of an object", param=f"{at}.function.parameters"
             )
-        kinds = (parameters or {}).get("type", "object")
-        if kinds != "object" and kinds != ["object"]:
+        kinds = (parameters or {}).get("type") or "object"
+        if kinds != "object" and (not isinstance(kinds, list) or "object" not in kinds):
             raise InvalidRequest(
                 f"{at}.function.parameters is no JSON Schema of an object: its type is {kinds!r}"[:512],
                 param=f"{at}.function.parameters",

@@ -126,6 +126,21 @@ def small(which: int) -> Constraint:
     return Constraint(kind="regex", text=f"s{which}")
 
 
+def test_who_has_a_template_takes_no_other_compile_along() -> None:
+    """The template is gone from the cache when the same constraint comes again."""
+    compiler, jobs = made(replace(DEFAULT_LIMITS, grammar_cache_bytes=1))
+    first = compiler.start(small(0))
+    for i in (1, 2, 3):
+        compiler.start(small(i))
+    order(compiler, jobs)
+    compiler.start(small(4)), compiler.start(small(5))
+    again = compiler.start(small(0))
+    assert first.poll() is not None and again.poll() is None and again is not first
+    compiler.drop(first)
+    order(compiler, jobs)
+    assert again.poll() is not None
+
+
 def test_what_nobody_waits_for_any_more_is_not_begun() -> None:
     compiler, jobs = made()
     tickets = [compiler.start(small(i)) for i in (0, 1, 2, 3, 4, 3)]

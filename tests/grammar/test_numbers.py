@@ -102,11 +102,33 @@ def test_values_that_cannot_be_enforced_are_left_out_where_that_is_allowed(vocab
     ("^[a&&b]$", ["a", "&", "b"], ["c"]),
     ("^[a~~b]$", ["a", "~"], ["-"]),
     (r"^[\[\]a]+$", ["[a]"], ["b"]),
+    ("^[!--]+$", ["-!", "+"], ["."]),
+    ("^[--/]+$", ["-.", "/"], [","]),
 ])  # fmt: skip
 def test_classes_are_those_of_ecma(pattern: str, right: list[str], wrong: list[str]) -> None:
     for texts, expected in ((right, True), (wrong, False)):
         for text in texts:
             assert allows({"type": "string", "pattern": pattern}, json.dumps(text)) == expected, text
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-3.4028234663852886e38, 3.4028234663852886e38), (0, 2**64 - 1), (-1.7e308, 1.7e308)]
+)
+def test_bounds_of_floats_are_within_what_the_library_knows(bounds: tuple[float, float]) -> None:
+    schema = {"type": "number", "minimum": bounds[0], "maximum": bounds[1]}
+    for text in ("0", "1.5", "123456789012", "8999999999999999999"):
+        assert allows(dict(schema), text), text
+    assert not allows(dict(schema), "1" + "0" * 19)
+
+
+def test_what_is_left_out_as_null_is_left_out() -> None:
+    assert allows({"type": "string", "format": "date", "allOf": None} | {"allOf": []}, '"2024-02-29"')
+    for schema in (
+        {"type": "string", "format": "date", "allOf": None},
+        {"type": None, "minimum": 1},
+        {"type": 5, "minimum": 1},
+    ):
+        exact_schema(schema)
 
 
 def test_schemas_that_are_only_true_or_false(vocabulary: Vocabulary) -> None:

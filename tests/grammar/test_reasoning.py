@@ -52,6 +52,13 @@ def test_without_a_constraint_only_the_tag_is_ever_forced() -> None:
     assert matcher.free and not matcher.ended and matcher.forced(5) == [] and matcher.error() is None
 
 
+def test_a_firm_tag_that_has_begun_has_to_end() -> None:
+    matcher = ReasoningMatcher(Reasoning(end=(7, 8, 9), firm=True), tags(), EOS, FakeMatcher(Automaton(1), -1))
+    assert matcher.accept(7) and matcher.forced(5) == [] and len(mask(matcher)) > 90
+    assert matcher.accept(8) and matcher.forced(5) == [9] and mask(matcher) == [9] and not matcher.free
+    assert matcher.accept(9) and not matcher.inside
+
+
 @given(st.integers(0, VOCAB - 1))
 def test_a_mask_of_one(token: int) -> None:
     bits = np.full(-(-VOCAB // 32), -1, np.int32)

@@ -30,6 +30,8 @@ CASES = {
     "biogpt": Case("biogpt"),
     "stablelm": Case("stablelm", {"rope_parameters": HALF}),
     "gpt_neox": Case("gpt_neox"),  # whose head has another name in checkpoints
+    # The class's own window is not none, and with none all layers rotate.
+    "exaone4": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "apertus": Case("apertus"),  # with buffers in checkpoints
     "phimoe": Case("phimoe", EXPERTS),
     "granitemoe": Case("granitemoe", EXPERTS),

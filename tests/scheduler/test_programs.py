@@ -55,6 +55,17 @@ def test_programs_beyond_the_pool_wait_until_a_seat_is_free() -> None:
     assert all(reader.finish is not None for reader in w.readers.values())
 
 
+def test_programs_that_are_over_leave_nothing_behind() -> None:
+    """Under no policy does anything of them stay."""
+    for policy in ("lpm", "program"):
+        w = World(cells=4096, policy=policy)
+        for i in range(3):
+            w.submit(call(f"r{i}", [1 + i] * 8, id=f"p{i}", end=True))
+            w.run()
+        programs = w.scheduler._programs
+        assert not len(programs) and not programs._moved.keys() - {2}, policy
+
+
 def test_a_budget_holds_over_all_requests_of_a_program() -> None:
     w = world()
     w.submit(*(call(f"r{i}", [i + 1, 2, 3], id="p", budget=10, tokens=50) for i in range(3)))

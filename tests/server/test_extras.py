@@ -168,6 +168,14 @@ def test_parameters_that_are_no_schema_are_refused(http: httpx.Client, parameter
     assert error["param"] == "tools[0].function.parameters" and "no JSON Schema" in error["message"]
 
 
+def test_bounds_of_constraints_are_each_tools_own(http: httpx.Client) -> None:
+    steps = [{"type": "object", "properties": {"n": {"type": "integer", "multipleOf": n}}} for n in (7, 60, 11, 13, 17)]
+    null = {"type": None, "properties": {"d": {"type": "string", "format": "date", "allOf": None}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": p}} for i, p in enumerate((*steps, null))]
+    answer = http.post("/v1/chat/completions", json=CHAT | {"tools": tools, "tool_choice": "required", "max_tokens": 1})
+    assert answer.status_code == 200, answer.text
+
+
 def test_parameters_may_be_sloppy_but_sound(http: httpx.Client) -> None:
     types = {"type": "object", "properties": {"type": {"type": ["string", "null"], "enum": None}, "properties": True}}
     node = {"$defs": {"n": {"type": "object", "properties": {"required": {"$ref": "#/$defs/n"}}}}, "items": None}

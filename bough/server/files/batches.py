@@ -84,12 +84,16 @@ class Batches:
             model=call.service.model_name, output_expires_after=body.output_expires_after,
         )  # fmt: skip
         owned[batch.id] = batch
+        try:
+            await self._save(tenant, batch)
+        except BaseException:  # it never runs, so it must not count
+            del owned[batch.id]
+            raise
+        self.service.spawn(self._run(tenant, batch))
         over = [each.id for each in owned.values() if each.status in OVER]
         for forgotten in over[: max(0, len(over) - limits.batches_over)]:
             owned.pop(forgotten, None)
             await self.files.on_disk(folder.forget, tenant, forgotten)
-        await self._save(tenant, batch)
-        self.service.spawn(self._run(tenant, batch))
         return encode_json(batch)
 
     async def listing(self, request: Request) -> Response:

@@ -109,8 +109,8 @@ PROGRAMS = (
         "a program with nothing left was still taken in, and generated nothing",
         Programs,
         "check",
-        "state.spent >= state.budget",
-        "state.spent > state.budget",
+        "max(state.spent, state.generated) >= budget",
+        "max(state.spent, state.generated) > budget",
     ),
     simple(
         "siblings_separated",
