@@ -66,18 +66,19 @@ Job = tuple[Ticket, Constraint]
 
 
 class Lane:
-    """Compiles that wait, of tenants that take turns."""
+    """Compiles that wait, of tenants that take turns; one that several want has a place among those of each."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[bytes, Job]] = {}
-        self._tenant: dict[bytes, str] = {}
+        self._tenants: dict[bytes, dict[str, None]] = {}
 
     def push(self, tenant: str, job: Job) -> None:
         self._queues.setdefault(tenant, {})[job[0].key] = job
-        self._tenant[job[0].key] = tenant
+        self._tenants.setdefault(job[0].key, {})[tenant] = None
 
     def get(self, key: bytes) -> Ticket | None:
-        return self._queues[self._tenant[key]][key][0] if key in self._tenant else None
+        tenants = self._tenants.get(key)
+        return self._queues[next(iter(tenants))][key][0] if tenants else None
 
     def pop(self) -> Job | None:
         """The oldest one of the tenant whose turn it is; its next turn comes after all others'."""
@@ -94,10 +95,10 @@ class Lane:
     def drop(self, ticket: Ticket) -> None:
         """Nobody waits for it any more, if it is here: another compile of the same may be."""
         if self.get(ticket.key) is ticket:
-            tenant = self._tenant.pop(ticket.key)
-            del self._queues[tenant][ticket.key]
-            if not self._queues[tenant]:
-                del self._queues[tenant]
+            for tenant in self._tenants.pop(ticket.key):
+                del self._queues[tenant][ticket.key]
+                if not self._queues[tenant]:
+                    del self._queues[tenant]
 
 
 class GrammarCompiler:
@@ -143,12 +144,13 @@ class GrammarCompiler:
             raise InvalidRequest(message, param=constraint.kind)
         if (running := self._running.get(key)) is not None:
             return running[0]
-        if (waiting := self._small.get(key) or self._large.get(key)) is not None:
-            waiting.waiting += 1
-            return waiting
-        check_size(constraint, self._limits)
-        ticket = Ticket(key)
-        (self._large if len(constraint.text) > LARGE_CHARS else self._small).push(tenant, (ticket, constraint))
+        lane = self._large if len(constraint.text) > LARGE_CHARS else self._small
+        if (ticket := lane.get(key)) is not None:
+            ticket.waiting += 1
+        else:
+            check_size(constraint, self._limits)
+            ticket = Ticket(key)
+        lane.push(tenant, (ticket, constraint))
         self._begin()
         return ticket
 

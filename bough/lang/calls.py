@@ -236,13 +236,17 @@ def _transient(error: Exception) -> bool:
 async def _within_budget(ex: StreamExecutor, params: SglSamplingParams) -> AsyncIterator[None]:
     """A call in here asks for no more than the program may still generate, beside what its other calls may."""
     program, n = ex.program, params.n
-    if ex.backend.keeps_budgets:
-        left = program.tokens_left()
-        if left is not None:
-            params.max_new_tokens = min(params.max_new_tokens, max(1, left // n))
+    left = program.tokens_left()
+    if left is None:
         yield
         return
-    reserved = await program.reserve(params.max_new_tokens * n, n)
+    # None leaves it to the backend how many.
+    most = left // n if params.max_new_tokens is None else params.max_new_tokens
+    if ex.backend.keeps_budgets:
+        params.max_new_tokens = min(most, max(1, left // n))
+        yield
+        return
+    reserved = await program.reserve(most * n, n)
     params.max_new_tokens = reserved // n
     try:
         yield

@@ -81,7 +81,8 @@ async def complete(ex: StreamExecutor, params: SglSamplingParams) -> tuple[str, 
     meta: dict[str, Any] = {}
     if not ex.speculated_text:
         assert ex.num_api_spec_tokens is not None
-        params.max_new_tokens, params.stop = max(most, ex.num_api_spec_tokens), None
+        ahead, left = max(most, ex.num_api_spec_tokens), ex.program.tokens_left()
+        params.max_new_tokens, params.stop = ahead if left is None else min(ahead, left), None
         answer, meta = await ex.backend.agenerate(ex, params)
         ex.speculated_text = answer[0] if isinstance(answer, list) else answer
     end = _first(ex.speculated_text, stop)

@@ -163,6 +163,15 @@ def test_tenants_take_turns() -> None:
     assert order(compiler, jobs) == ["s0", "s1", "s2", "s10", "s20", "s3", "s11", "s4", "s5"]
 
 
+def test_what_several_tenants_want_is_done_at_the_first_turn_of_any() -> None:
+    compiler, jobs = made()
+    for i in range(6):
+        compiler.start(small(i), "a")
+    shared = compiler.start(small(5), "b")
+    compiler.start(small(10), "b")
+    assert order(compiler, jobs) == ["s0", "s1", "s2", "s5", "s3", "s10", "s4"] and shared.poll() is not None
+
+
 def test_large_ones_leave_a_thread_to_the_others() -> None:
     compiler, jobs = made()
     for i in range(4):

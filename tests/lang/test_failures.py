@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import bough as sgl
-from bough.lang.backends.base import BaseBackend
+from bough.lang.backends.base import AsyncBackend, BaseBackend
 from bough.lang.errors import BackendError, Cancelled
 
 from .test_beyond import Gated, two
@@ -177,3 +177,37 @@ def test_a_body_that_fails_in_a_stream_is_heard() -> None:
     with pytest.raises(sgl.ProgramError, match="oops"):
         list(state.text_iter())
     assert isinstance(state.error(), ZeroDivisionError)
+
+
+class Asked(AsyncBackend):
+    """Notes how many tokens it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[int | None] = []
+
+    async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+        self.tokens.append(sampling_params.max_new_tokens)
+        return "a", {"completion_tokens": sampling_params.max_new_tokens or 3}
+
+
+@sgl.function
+def one(s: Any) -> None:
+    s += "x" + sgl.gen("a")
+
+
+def test_a_backend_may_be_asked_for_as_many_tokens_as_it_likes() -> None:
+    backend = Asked()
+    assert one.run(backend=backend, max_new_tokens=None).error() is None
+    assert one.options(limits=sgl.Limits(tokens=9)).run(backend=backend, max_new_tokens=None).error() is None
+    assert backend.tokens == [None, 9]
+
+
+def test_what_is_generated_ahead_is_within_the_budget() -> None:
+    @sgl.function(num_api_spec_tokens=64)
+    def ahead(s: Any) -> None:
+        s += "x" + sgl.gen("a", max_tokens=3)
+
+    backend = Asked()
+    ahead.options(limits=sgl.Limits(tokens=5)).run(backend=backend).sync()
+    assert backend.tokens == [5]
