@@ -29,7 +29,7 @@ COPIES = 4
 MOST_SECONDS = 0.05
 """So much longer than without the bomb may the longest wait for a token be."""
 ANSWER_SECONDS = 12.0
-"""Of all bombs that are sent together: large constraints are compiled one at a time, a second each at most."""
+"""Of all bombs that are sent together: large constraints are compiled one at a time, the slowest in two seconds."""
 
 
 def schema(value: Any) -> Fields:
