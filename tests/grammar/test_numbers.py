@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.base.constraint import Constraint
+from bough.base.constraint import Constraint, ConstraintKind
 from bough.base.errors import InvalidRequest
 from bough.base.formats import exact_schema
 from bough.base.limits import DEFAULT_LIMITS
@@ -75,14 +75,14 @@ def test_bounds_of_numbers_are_moved_inwards() -> None:
     {"const": BIG}, {"enum": [1, BIG]}, {"properties": {"a": {"enum": [[{"b": BIG}]]}}}, {"const": -2.3738955829980686},
 ])  # fmt: skip
 @pytest.mark.parametrize("place", ["json_schema", "structural_tag", "grammar"])
-def test_values_of_many_digits_are_refused_by_name(schema: dict[str, Any], place: str) -> None:
+def test_values_of_many_digits_are_refused_by_name(schema: dict[str, Any], place: ConstraintKind) -> None:
     text = json.dumps(schema)
     if place == "structural_tag":
         text = json.dumps({"format": {"type": "json_schema", "json_schema": schema}})
     elif place == "grammar":
         text = f"start: %json {text}"
     with pytest.raises(InvalidRequest, match="(const|enum) has a number of more than 15 digits"):
-        check_constraint(Constraint(kind=place, text=text), DEFAULT_LIMITS)  # type: ignore[arg-type]
+        check_constraint(Constraint(kind=place, text=text), DEFAULT_LIMITS)
 
 
 def test_values_that_cannot_be_enforced_are_left_out_where_that_is_allowed(vocabulary: Vocabulary) -> None:
