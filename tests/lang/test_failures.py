@@ -211,3 +211,31 @@ def test_what_is_generated_ahead_is_within_the_budget() -> None:
     backend = Asked()
     ahead.options(limits=sgl.Limits(tokens=5)).run(backend=backend).sync()
     assert backend.tokens == [5]
+
+
+def test_what_was_rejected_is_wasted_by_the_call_that_made_it() -> None:
+    """Others of the program may have begun meanwhile."""
+    begun = threading.Event()
+
+    class Ordered(sgl.FakeBackend):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            if sampling_params.max_new_tokens == 2:
+                await asyncio.to_thread(begun.wait, 30)
+            else:
+                begun.set()
+                await asyncio.sleep(0)
+            return await super().agenerate(s, sampling_params)
+
+    @sgl.function
+    def branches(s: Any) -> None:
+        s += "x"
+        strict, other = s.fork(2)
+        strict += sgl.gen("v", max_tokens=2, validate=lambda v: False)
+        other += sgl.gen("v", max_tokens=3)
+        other.sync()
+        assert strict.error() is not None
+
+    state = branches.run(backend=Ordered(default="one two three four"))
+    state.sync()
+    wasted = {call.generated_tokens: call.wasted_tokens for call in state.report().calls if call.kind == "generate"}
+    assert wasted == {2: 2, 3: 0}
