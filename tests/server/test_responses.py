@@ -15,7 +15,9 @@ from bough.base.errors import NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Finish
 from bough.server.responses.store import ResponseStore
+from bough.server.responses.translate import messages
 
+from . import scripted
 from .scripted import EOS, MODEL, Running, expected_text, make_tokenizer, running_server, wait_for
 
 PROMPT = f"<|user|>hello{EOS}<|assistant|>"
@@ -180,6 +182,37 @@ def test_truncation_drops_the_beginning(server: Running, client: openai.OpenAI) 
     assert ("y" in prompt) == (first < 70)
     short = client.responses.create(model=MODEL, input="hello", max_output_tokens=5, truncation="auto")
     assert short.output_text == expected_text(ids(PROMPT), 5)
+
+
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_truncation_keeps_turns_whole(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    strict = "{% if (loop.index0 % 2 == 0) != (m.role == 'user') %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    in_turn = scripted.TEMPLATE.replace("{% for m in messages %}", "{% for m in messages %}" + strict)
+    monkeypatch.setattr(scripted, "TEMPLATE", in_turn)
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i:03} " + "x" * 800} for i in range(2 * n + 1)]
+    with running_server() as strict_server, httpx.Client(base_url=strict_server.url) as http:
+        http.post(
+            "/v1/responses", json={"input": turns, "truncation": "auto", "max_output_tokens": 5}
+        ).raise_for_status()
+        prompt = make_tokenizer().decode(strict_server.client.seen[-1].prompt.tolist(), skip_special=False)
+    # As many of the last as fit, from a user's on.
+    assert prompt.count("<|user|>") == 3 and prompt.count("<|assistant|>") == 3 and f"{2 * n:03} " in prompt
+
+
+def test_reasoning_stays_in_its_turn() -> None:
+    said: Any = [
+        {"type": "message", "role": "user", "content": "a"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "cut"}]},
+        {"type": "message", "role": "user", "content": "b"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "one"}]},
+        {"type": "message", "role": "assistant", "content": "c"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": " two"}]},
+        {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"},
+    ]
+    found = [(m["role"], m["content"], m.get("reasoning_content")) for m in messages(None, said)]
+    assert found == [
+        ("user", "a", None), ("assistant", None, "cut"), ("user", "b", None), ("assistant", "c", "one two"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "param"), [
