@@ -88,13 +88,14 @@ class _Job:
 class ChatStream:
     """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced.
 
-    ``enforced``: the model can write no call whose arguments are no JSON.
+    ``model`` is the name of what answers. ``enforced``: the model can write no call whose arguments are no JSON.
     """
 
     usage: Callable[[], Usage]
     warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
     enforced: bool
+    model: str
 
 
 async def render(
@@ -145,7 +146,7 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced)
+    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced, job.envelope.model)
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
@@ -156,9 +157,9 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     bound = truncation(body, service, body.max_completion_tokens or body.max_tokens)
     if body.input_ids:
         check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
-        for name in ("echo", "continue_final_message"):
-            if getattr(body, name):
-                raise InvalidRequest(f"{name} is about the last message; input_ids are the whole prompt", param=name)
+        for word in ("echo", "continue_final_message"):
+            if getattr(body, word):
+                raise InvalidRequest(f"{word} is about the last message; input_ids are the whole prompt", param=word)
         ids = body.input_ids
         body = structs.replace(body, messages=[])
     else:

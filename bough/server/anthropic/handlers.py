@@ -24,7 +24,7 @@ async def messages(call: Call, body: MessagesRequest) -> Answer:
     if call.service.form.reasoning is not None:
         request.thinking_token_budget = thinking_budget(body)
     chat = await open_chat(call, request, cut=True)
-    growing = Growing(request.rid, call.service.model_name, body, chat.enforced)
+    growing = Growing(request.rid, chat.model, body, chat.enforced)
     if body.stream:
         return Events(_stream(chat, growing))
     async with aclosing(chat.pieces) as pieces:

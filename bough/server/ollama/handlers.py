@@ -38,7 +38,7 @@ def _loaded(call: Call, body: OllamaRequest, kind: Literal["chat", "generate"]) 
 
 async def _answer(call: Call, request: ChatRequest, kind: Literal["chat", "generate"]) -> Answer:
     chat = await open_chat(call, request, cut=True)
-    teller = Teller(call.service.model_name, kind, call.started)
+    teller = Teller(chat.model, kind, call.started)
     if request.stream:
         return Events(_stream(chat, teller))
     whole = Said()
