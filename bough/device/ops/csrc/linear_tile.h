@@ -19,12 +19,65 @@ constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 // Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory.
 constexpr int64_t AHEAD_WORDS = 1024;
 
+// Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
+// place is left for is not foreseen.
+struct Wanted {
+    static constexpr int MOST = 48;
+    static constexpr int64_t MOST_LINES = 8192;    // half of a second-level cache
+
+    struct Stretch {
+        const char *at, *end;
+    } stretch[MOST];
+    int next, count;
+    int64_t lines, pace;    // lines asked for at a time
+
+    void clear() {
+        next = count = 0;
+        lines = pace = 0;
+    }
+
+    void add(const uint32_t* words, int64_t n) {
+        const char *at = (const char*)words, *end = (const char*)(words + n);
+        if (lines > MOST_LINES) return;
+        if (count && stretch[count - 1].end == at)
+            stretch[count - 1].end = end;
+        else if (count < MOST)
+            stretch[count++] = {at, end};
+        lines += ceil_to(n, PANEL) / PANEL;
+    }
+
+    // Sets the pace such that all has been asked for after `turns`.
+    void spread(int64_t turns) { pace = (lines + turns - 1) / turns; }
+
+    INLINE void ask() {
+        for (int64_t i = 0; i < pace && next < count; ++i) {
+            Stretch& now = stretch[next];
+            __builtin_prefetch(now.at, 0, 2);
+            now.at += 64;
+            next += now.at >= now.end;
+        }
+    }
+};
+constexpr int WANTED = 2;    // lists that a thread asks for at the same time
+
+// What a thread reads after some panels, or null: a place within a weight, and WANTED lists of anything else.
+struct Then {
+    const uint32_t* weight;
+    Wanted* others;
+};
+
 // More rows take turns with the same panels, which leaves time to ask for the next panels meanwhile: words from `at`
 // on, `stride` from panel to panel. Each turn asks for the panels of its mask, so that memory is never idle.
 struct NextPanels {
     const uint32_t* at;
     int64_t stride;
+    Wanted* others;
     unsigned mask;
+
+    INLINE void ask() const {
+        if (__builtin_expect(others != nullptr, 0))
+            for (int i = 0; i < WANTED; ++i) others[i].ask();
+    }
 
     // The lines that correspond to `lines` from word `from` of the present panels.
     template <int P>
@@ -93,6 +146,7 @@ INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, con
             for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
         else
             next.touch<P>(i * PANEL, 1);
+        next.ask();
         add_word<V, R, P>(sums, column, a, 0);
     }
 }
@@ -275,6 +329,7 @@ struct GroupTile {
                 }
             else
                 next.touch<P>(g * LINES * PANEL, LINES);
+            next.ask();
             constexpr int PARTS = Format::SPLIT ? 2 : 1;
             for (int part = 0; part < PARTS; ++part) {
                 Sums<vi, R, P> sums;
