@@ -196,7 +196,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    replies = [shape.reply() for _ in range(options.n)]
+    replies = [shape.reply(asked is not None) for _ in range(options.n)]
     # A grammar of tags knows the first format of the family, and the parser reads all.
     covered = use.mode == "required" or (service.form.tools is not None and len(service.form.tools.triggers) == 1)
     enforced = covered and options.constraint is not asked

@@ -48,8 +48,8 @@ class Shape:
         keep = self.read.kept(self.tokenizer)
         return replace(options, keep_special=keep, constraint=constraint, reasoning=reasoning)
 
-    def reply(self) -> Reply:
-        """A reader of one answer."""
+    def reply(self, constrained: bool) -> Reply:
+        """A reader of one answer; ``constrained``: its content has to be in a language."""
         body, tokenizer = self.body, self.tokenizer
         parser = AnswerParser(
             self.read.reasoning,
@@ -57,6 +57,7 @@ class Shape:
             self.use.schemas,
             started=self.started,
             hold_reasoning=bool(body.stream) and body.stream_reasoning is False,
+            final_only=constrained,
         )
         skipped = tokenizer.special_ids - self.read.kept(tokenizer)
         if body.skip_special_tokens is False:
@@ -80,7 +81,9 @@ def answer_shape(service: Service, tokenizer: Tokenizer, body: ChatRequest, use:
     started = started_in(model, tokenizer, ids)
     if body.continue_final_message and model.reasoning is not None:
         said = str(body.messages[-1].get("content") or "")
-        if model.reasoning.opens in said:
+        if model.reasoning.channels:
+            started = False
+        elif model.reasoning.opens in said:
             started = model.reasoning.closes not in said
     earlier = sum(len(message.get("tool_calls") or ()) for message in body.messages)
     return Shape(tokenizer, body, use, model, read, started, earlier)
