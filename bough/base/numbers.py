@@ -24,12 +24,13 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def is_exact(value: float) -> bool:
-    """Whether the library takes ``value`` as what it is."""
-    if isinstance(value, int):
-        if abs(value) < 2**64 and Decimal(repr(float(value))) == value:
-            return True
-    elif not math.isfinite(value):
+    """Whether the library takes ``value`` as what it is, among integers too."""
+    if isinstance(value, float) and not math.isfinite(value):
         return True  # what parses to it is refused elsewhere
+    if abs(value) > MOST_INTEGER:
+        return False
+    if isinstance(value, int) and Decimal(repr(float(value))) == value:
+        return True
     _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
     return len(digits) <= DIGITS and abs(int(exponent)) <= TENS
 

@@ -167,6 +167,16 @@ def test_the_input_of_a_call_comes_as_it_is_written_where_it_cannot_go_wrong(
     assert one.type == other.type == "tool_use" and one.input == other.input == {"city": "Paris, France"}
 
 
+def test_warnings(server: Running, client: anthropic.Anthropic) -> None:
+    more: Any = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    whole: Any = client.messages.create(model=MODEL, max_tokens=9, messages=ASK, **more)
+    assert whole.warnings == ["uniqueItems is not enforced"]
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    events: Any = list(client.messages.create(model=MODEL, max_tokens=9, messages=ASK, stream=True, **more))
+    assert events[-2].delta.warnings == whole.warnings
+
+
 def test_a_call_that_is_cut_off_ends_its_stream(server: Running, client: anthropic.Anthropic) -> None:
     choice: Any = {"type": "any"}
     server.client.answer_next = CALL
