@@ -47,7 +47,6 @@ from bough.server.reply import Reply, message_of
 from bough.server.schema import UNSUPPORTED_CHAT, ChatRequest, TokenizeRequest, refuse_unsupported
 from bough.server.service import Service
 from bough.server.shape import answer_shape
-from bough.server.tools import tool_use
 from bough.server.work import Answer, Call
 from bough.text.memory import Bound
 from bough.text.tools.families import JSON
@@ -114,7 +113,7 @@ async def render(
         if body.thinking is not None:
             for name in ("enable_thinking", "thinking"):
                 options.setdefault(name, body.thinking.type == "enabled")
-    tools = tool_use(body, service.limits).shown
+    tools = service.tools.use(body).shown
     if engine.template is not None and not engine.template.reads_tools:
         family = service.form.tools or JSON
         messages = write_history(messages, family)
@@ -153,7 +152,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     service = call.service
     _check(body, service.limits)
     service.check_model(body.model)
-    use = tool_use(body, service.limits)
+    use = service.tools.use(body)
     bound = truncation(body, service, body.max_completion_tokens or body.max_tokens)
     if body.input_ids:
         check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
@@ -201,7 +200,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    replies = [shape.reply() for _ in range(options.n)]
+    replies = [shape.reply(asked is not None) for _ in range(options.n)]
     # A grammar of tags knows the first format of the family, and the parser reads all.
     covered = use.mode == "required" or (service.form.tools is not None and len(service.form.tools.triggers) == 1)
     enforced = covered and options.constraint is not asked

@@ -86,15 +86,6 @@ def test_values_of_many_digits_are_refused_by_name(schema: dict[str, Any], place
         check_constraint(Constraint(kind=place, text=text), DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize("word", ["minimum", "exclusiveMinimum"])
-@pytest.mark.parametrize("bound", [2**63, 1e22, 2**64 - 1])
-def test_ranges_that_begin_beyond_what_is_known_are_refused(word: str, bound: float) -> None:
-    for kind in ("integer", "number"):
-        text = json.dumps({"type": kind, word: bound, "maximum": 1e30})
-        with pytest.raises(InvalidRequest, match=f"{word} is beyond the numbers"):
-            check_constraint(Constraint(kind="json_schema", text=text, strict=False), DEFAULT_LIMITS)
-
-
 def test_values_that_cannot_be_enforced_are_left_out_where_that_is_allowed(vocabulary: Vocabulary) -> None:
     constraint = Constraint(kind="json_schema", text=json.dumps({"type": "integer", "enum": [1, BIG]}), strict=False)
     check_constraint(constraint, DEFAULT_LIMITS)
@@ -129,6 +120,39 @@ def test_bounds_of_floats_are_within_what_the_library_knows(bounds: tuple[float,
     for text in ("0", "1.5", "123456789012", "8999999999999999999"):
         assert allows(dict(schema), text), text
     assert not allows(dict(schema), "1" + "0" * 19)
+
+
+@pytest.mark.parametrize(("kind", "far"), [("integer", 2**63 - 1), ("number", 9 * 10**18)])
+def test_ranges_without_an_end_may_begin_far_away(kind: str, far: int) -> None:
+    for bound in (10**18 - 1, 10**18, 3 * 10**18):
+        schema = {"type": kind, "minimum": bound}
+        assert allows(dict(schema), str(bound + 2**20)) and allows(dict(schema), str(far))
+        assert not allows(dict(schema), str(bound - 1)) and not allows(dict(schema), str(far + 1))
+        schema = {"type": kind, "exclusiveMaximum": -bound}
+        assert allows(dict(schema), str(-bound - 2**20)) and not allows(dict(schema), str(-bound))
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "integer", "minimum": 2**63}, {"type": "integer", "minimum": 2**63 - 2},
+    {"type": "integer", "exclusiveMinimum": 1e30}, {"type": "number", "minimum": 1e22}, {"maximum": -1e300},
+    {"allOf": [{"minimum": 2**63}, {"type": "integer"}]}, {"type": "integer", "minimum": 2**63, "maximum": 2**64 - 1},
+])  # fmt: skip
+def test_bounds_beyond_what_the_library_knows_are_refused_by_name(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="(m|exclusiveM)(in|ax)imum -?[0-9e+]+ cannot be enforced"):
+        exact_schema(schema)
+
+
+def test_values_beyond_integers_are_not_taken_for_others(vocabulary: Vocabulary) -> None:
+    schema: dict[str, Any] = {"allOf": [{"enum": [1e22, -1, 1.0]}, {"type": "integer"}]}
+    with pytest.raises(InvalidRequest, match="beyond 2"):
+        check_constraint(Constraint(kind="json_schema", text=json.dumps(schema)), DEFAULT_LIMITS)
+
+
+def test_tiny_bounds() -> None:
+    assert not allows({"type": "number", "maximum": 5e-324, "minimum": -5e-324}, "1")
+    assert allows({"type": "number", "maximum": 1, "exclusiveMinimum": 5e-324}, "0.5")
+    assert not allows({"type": "number", "maximum": 1, "minimum": 5e-324}, "0")
+    assert not allows({"type": "number", "maximum": -5e-324, "minimum": -1}, "0")
 
 
 def test_what_is_left_out_as_null_is_left_out() -> None:
