@@ -238,11 +238,11 @@ struct Stack {
         mine.wait();
         const int64_t shared = attention.shared_items;
         if (shared) {
-            mine.share(shared, 1, [&](int64_t item, int64_t) { attention.run_item(attention.items[item]); });
+            mine.share(shared, 1, [&](int64_t item, int64_t) { attention.run_item(item); });
             mine.wait();
         }
         mine.share(attention.n_items - shared, 1,
-                   [&](int64_t item, int64_t) { attention.run_item(attention.items[shared + item]); });
+                   [&](int64_t item, int64_t) { attention.run_item(shared + item); });
         mine.wait();
     }
 
