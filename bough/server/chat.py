@@ -87,13 +87,14 @@ class _Job:
 class ChatStream:
     """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced.
 
-    ``enforced``: the model can write no call whose arguments are no JSON.
+    ``model`` is the name of what answers. ``enforced``: the model can write no call whose arguments are no JSON.
     """
 
     usage: Callable[[], Usage]
     warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
     enforced: bool
+    model: str
 
 
 async def render(
@@ -144,7 +145,7 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced)
+    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced, job.envelope.model)
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
@@ -155,7 +156,11 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     bound = truncation(body, service, body.max_completion_tokens or body.max_tokens)
     if body.input_ids:
         check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
+        for word in ("echo", "continue_final_message"):
+            if getattr(body, word):
+                raise InvalidRequest(f"{word} is about the last message; input_ids are the whole prompt", param=word)
         ids = body.input_ids
+        body = structs.replace(body, messages=[])
     else:
         ids = await render(call.engine, service, body, bound)
     ids = kept(ids, bound)
@@ -217,7 +222,7 @@ def _own_names(body: ChatRequest, of_constraint: AbstractContextManager[None]) -
 async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
     """What of the prompt ``ids`` is to be kept: all, or what the messages before the last breakpoint begin with."""
     lease, n = cache_lease(body), (body.prompt_cache_options or {}).get("messages")
-    if lease is None or not isinstance(n, int) or not 0 < n < len(body.messages) or body.input_ids:
+    if lease is None or not isinstance(n, int) or not 0 < n < len(body.messages):
         return lease
     before = structs.replace(
         body, messages=body.messages[:n], add_generation_prompt=False, continue_final_message=False
@@ -232,10 +237,9 @@ async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
 
 def _echo(body: ChatRequest) -> str:
     """The text of the last message where the client wants it repeated; of an assistant's only, as in vLLM."""
-    last = body.messages[-1]
-    if not body.echo or last.get("role") != "assistant":
+    if not body.echo or body.messages[-1].get("role") != "assistant":
         return ""
-    content = last.get("content") or ""
+    content = body.messages[-1].get("content") or ""
     return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 

@@ -187,6 +187,16 @@ def test_what_a_strict_tool_leaves_to_another_format_is_held_until_it_is_whole(f
             assert len([piece for piece in pieces if piece]) > 1 if covered and strict else len(pieces) == 1
 
 
+def test_warnings(server: Running, client: anthropic.Anthropic) -> None:
+    more: Any = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    whole: Any = client.messages.create(model=MODEL, max_tokens=9, messages=ASK, **more)
+    assert whole.warnings == ["uniqueItems is not enforced"]
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    events: Any = list(client.messages.create(model=MODEL, max_tokens=9, messages=ASK, stream=True, **more))
+    assert events[-2].delta.warnings == whole.warnings
+
+
 def test_a_call_that_is_cut_off_ends_its_stream(server: Running, client: anthropic.Anthropic) -> None:
     choice: Any = {"type": "any"}
     server.client.answer_next = CALL
