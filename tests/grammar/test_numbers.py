@@ -151,6 +151,14 @@ def test_bounds_beyond_what_the_library_knows_are_refused_by_name(schema: dict[s
         exact_schema(schema)
 
 
+def test_what_no_walk_finds_names_its_kind_too(vocabulary: Vocabulary) -> None:
+    backend = LLGuidance(vocabulary)
+    with pytest.raises(InvalidRequest, match="minimum is beyond") as refused:
+        backend.compile(Constraint(kind="json_schema", text=json.dumps({"type": "integer", "minimum": 2**63 - 2})))
+    assert refused.value.param == "json_schema"
+    backend.close()
+
+
 def test_tiny_bounds() -> None:
     assert not allows({"type": "number", "maximum": 5e-324, "minimum": -5e-324}, "1")
     assert allows({"type": "number", "maximum": 1, "exclusiveMinimum": 5e-324}, "0.5")
