@@ -18,7 +18,7 @@ from bough.base.errors import BoughError, EngineError, InvalidRequest, Unavailab
 from bough.base.messages import Hello, Logprob, Namespace, Prefetch, Request
 from bough.base.params import PoolingParams, SamplingParams
 from bough.base.plan import Ints
-from bough.base.validate import INT64, validate_request
+from bough.base.validate import INT64, check_texts, validate_request
 from bough.engine.ahead import Following
 from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
@@ -175,6 +175,8 @@ class AsyncEngine:
             return marked, marked.text if marked.has_marks else marked.marked
 
         marked, text = await self._threads.run(render)
+        if bound is None or marked.has_marks:
+            check_texts(len(text), self.hello.limits, "messages")
 
         def encode() -> list[int]:
             return self.tokenizer.encode_chat(marked) if marked.has_marks else self._encode(text, False, bound)

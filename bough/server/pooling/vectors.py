@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from bough.base.errors import InvalidRequest
 from bough.base.messages import Namespace
 from bough.base.params import PoolingParams
+from bough.base.validate import check_texts
 from bough.engine.generation import Embedding, GenerateOptions
 from bough.server.options import encode_prompts, request_rids, salt_of, timeout_of
 from bough.server.pooling.schema import UNSUPPORTED_POOLING, PoolingRequest
@@ -63,6 +64,8 @@ async def vectors(
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
     special = body.add_special_tokens is not False
     bound = bounded(body, service.hello.model.context_length)
+    if bound.keep != "whole":
+        check_texts(sum(len(prompt) for prompt in prompts if isinstance(prompt, str)), service.limits, param)
     encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param, bound=bound)
     ids = [await _framed(call, given, found.ids, bound, special) for given, found in zip(prompts, encoded)]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
