@@ -90,11 +90,18 @@ class TextThreads:
         self._begin(job.lane)
 
     def _begin(self, lane: _Lane) -> None:
-        loop = asyncio.get_running_loop()
         while lane.free and (job := lane.waiting.pop()) is not None:
-            lane.free -= 1
-            step = self._pool.submit(_next, job.steps)
-            step.add_done_callback(lambda step, job=job: loop.call_soon_threadsafe(self._ended, lane, job, step))
+            self._do(lane, job)
+
+    def _do(self, lane: _Lane, job: _Job[Any]) -> None:
+        """The next step of ``job`` on a thread."""
+        loop = asyncio.get_running_loop()
+
+        def ended(step: Future[int | _Ended]) -> None:
+            loop.call_soon_threadsafe(self._ended, lane, job, step)
+
+        lane.free -= 1
+        self._pool.submit(_next, job.steps).add_done_callback(ended)
 
     def _ended(self, lane: _Lane, job: _Job[Any], step: Future[int | _Ended]) -> None:
         lane.free += 1

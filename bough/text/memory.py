@@ -189,8 +189,8 @@ class TextMemory:
                     dropped += len(parts.pop(0))
             full = bound is not None and bound.keep != "end" and n > bound.most
             if full or not rest:
-                ids, index_, ends_ = (np.concatenate(each) for each in (parts, index, ends))
-                return _Known(text, ids, index_, ends_, part=dropped > 0 or (rest and full))
+                part = dropped > 0 or (rest and full)
+                return _Known(text, np.concatenate(parts), np.concatenate(index), np.concatenate(ends), part)
             end += int(stops[kept - 1])
             again = ids[at[kept - 1] : at[kept]]
             yield min(len(text) - end, self._piece)
