@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from bough.base.turns import Turns
+from bough.engine.heap import trim_heap
 from bough.text.memory import PIECE, Steps
 
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class TextThreads:
             loop.call_soon_threadsafe(self._ended, lane, job, step)
 
         lane.free -= 1
-        self._pool.submit(_next, job.steps).add_done_callback(ended)
+        self._pool.submit(_next, job.steps, trims=lane is self._lanes[-1]).add_done_callback(ended)
 
     def _ended(self, lane: _Lane, job: _Job[Any], step: Future[int | _Ended]) -> None:
         lane.free += 1
@@ -127,9 +128,12 @@ class _Ended:
     value: Any
 
 
-def _next(steps: Steps[Any]) -> int | _Ended:
-    """The size of the step after the next one, which is done here."""
+def _next(steps: Steps[Any], *, trims: bool) -> int | _Ended:
+    """The size of the step after the next one, which is done here; ``trims`` what it leaves behind."""
     try:
         return next(steps)
     except StopIteration as end:
         return _Ended(end.value)
+    finally:
+        if trims:
+            trim_heap()

@@ -100,8 +100,7 @@ class TextMemory:
         if ids is None:
             yield len(text)
             return self._tokenizer.encode_cut(text, most, left=left, add_special=add_special)
-        cut = ids[max(len(ids) - room, 0) :] if left else ids[:room]
-        return self._tokenizer.framed(cut.tolist()) if add_special else cut.tolist()
+        return self._tokenizer.cut(ids.tolist(), most, left=left, add_special=add_special)
 
     def encode_pair(
         self, first: str, second: str, most: int | None = None, *, add_special: bool = True

@@ -91,11 +91,13 @@ class Tokenizer:
         """As :meth:`encode`; the text loses its end, or with ``left`` its beginning, until the whole, the frame
         included, has at most ``most`` ids. Raises InvalidRequest also where the frame alone has more.
         """
+        return self.cut(_encode(self._full, text, False), most, left=left, add_special=add_special)
+
+    def cut(self, ids: list[int], most: int, *, left: bool, add_special: bool) -> list[int]:
+        """What :meth:`encode_cut` makes of a text whose ids without a frame are, or end or begin with, ``ids``."""
         room = self.room(most, add_special=add_special)
-        encoding = _encoding(self._full, text)
-        encoding.truncate(room, direction="left" if left else "right")
-        ids: list[int] = self._full.post_process(encoding, add_special_tokens=add_special).ids
-        return ids
+        kept = ids[max(len(ids) - room, 0) :] if left else ids[:room]
+        return self.framed(kept) if add_special else kept
 
     def room(self, most: int, *, pair: bool = False, add_special: bool = True) -> int:
         """Ids of a text, or of a pair, that with their frame are ``most``. Raises InvalidRequest where it has more."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import mmap
 import threading
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -172,3 +175,32 @@ def test_what_waits_is_dropped_at_the_end() -> None:
         )
 
     asyncio.run(body())
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library has no malloc_trim")
+def test_what_a_huge_text_took_goes_back_to_the_system() -> None:
+    libc, size, n = ctypes.CDLL(None), 4000, 20_000
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    kept, after = list[int](), list[int]()
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    def work(_: int) -> None:
+        blocks = [libc.malloc(size) for _ in range(n)]
+        for block in blocks:
+            ctypes.memset(block, 1, size)
+        kept.append(blocks.pop())  # at the end of what the C library took, so that it keeps the rest
+        for block in blocks:
+            libc.free(block)
+        after.append(resident())
+
+    async def body() -> None:
+        threads = TextThreads((1, 1, 1, 1))
+        await threads.run_steps(pieces([LARGE + 1], work))
+        threads.close()
+
+    asyncio.run(body())
+    assert resident() < after[0] - size * n // 2
+    libc.free(kept[0])

@@ -216,8 +216,8 @@ def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_cut_texts_are_those_of_transformers(encoder: Path, data: st.DataObject) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    reference = PreTrainedTokenizerFast.from_pretrained(encoder)
-    memory = TextMemory(Tokenizer.from_folder(encoder), least=64, piece=data.draw(st.integers(300, 900)))
+    reference, tokenizer = PreTrainedTokenizerFast.from_pretrained(encoder), Tokenizer.from_folder(encoder)
+    memory = TextMemory(tokenizer, least=64, piece=data.draw(st.integers(300, 900)))
     text = "".join(data.draw(pieces))
     most, special = data.draw(st.integers(4, 400)), data.draw(st.booleans())
     for side in ("left", "right"):
@@ -225,6 +225,10 @@ def test_cut_texts_are_those_of_transformers(encoder: Path, data: st.DataObject)
         expected = reference(text, truncation=True, max_length=most, add_special_tokens=special)["input_ids"]
         steps = memory.encode_cut(text, most, left=side == "left", add_special=special)
         assert encoded(steps) == expected
+        assert tokenizer.encode_cut(text, most, left=side == "left", add_special=special) == expected
+    if special:
+        expected = reference(text, text[:300] + "a", truncation="longest_first", max_length=most)["input_ids"]
+        assert encoded(memory.encode_pair(text, text[:300] + "a", most)) == expected
     expected = reference(text, add_special_tokens=special)["input_ids"]
     assert encoded(memory.encode(text, add_special=special)) == expected
 
