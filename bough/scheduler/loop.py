@@ -39,7 +39,8 @@ from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
-from bough.scheduler.programs import Programs, ProgramState
+from bough.scheduler.program_state import ProgramState
+from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req, Status, initial_logprob_from
 from bough.scheduler.rows import Rows
@@ -198,7 +199,7 @@ class Scheduler:
         self._steps += 1
         self._timings.device.append(result.seconds)
         self._timings.tokens.append(len(flight.plan.tokens))
-        self._programs.measured(result.seconds, len(flight.plan.tokens), len(flight.reqs))
+        self._programs.costs.step(result.seconds, len(flight.plan.tokens), len(flight.reqs))
         self._news += self._committer.commit(flight, result)
         self._forget(flight)
 

@@ -230,5 +230,8 @@ class Ledger:
             return
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:
-            need = sum(int(GROWTH * s.held) for s in programs.states() if s.seated) + int(GROWTH * state.held)
-            require(need <= self._kv.capacity, "I21 seats", "{} entered and there is no room", req.request.rid)
+            own, costs = int(GROWTH * state.held), programs.costs
+            lost = own + sum(int(GROWTH * s.held) for s in programs.states() if s.seated) - self._kv.capacity
+            won = costs.answer * costs.step_seconds / (programs.rows + 1)
+            pays = 0.0 < min(lost, own) * costs.token_seconds <= won
+            require(lost <= 0 or pays, "I21 seats", "{} entered and there is no room", req.request.rid)

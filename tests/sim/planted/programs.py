@@ -11,7 +11,8 @@ from bough.scheduler.commit import Committer
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import Planner
 from bough.scheduler.program_policy import ProgramPolicy
-from bough.scheduler.programs import Ahead, Programs
+from bough.scheduler.program_state import Ahead
+from bough.scheduler.programs import Programs
 
 from .mechanism import simple
 
