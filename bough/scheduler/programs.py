@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from bough.base.errors import InvalidRequest, NotFound
+from bough.base.errors import InvalidRequest, NotFound, program_cancelled
 from bough.base.messages import Request
 from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
 from bough.kv.claims import Claims
@@ -127,9 +127,7 @@ class Programs:
             return
         key = request.namespace.tenant, named.id
         if self.now - self._cancelled.get(key, float("-inf")) < CANCELLED_SECONDS:
-            raise InvalidRequest(
-                f"the program {named.id!r} was cancelled", param="program.id", code="program_cancelled"
-            )
+            raise program_cancelled(named.id)
         state = self.find(*key)
         if state is None:
             return
@@ -230,12 +228,17 @@ class Programs:
         if not state.reqs:
             self.forget(state)
 
-    def cancel(self, state: ProgramState) -> None:
-        """As :meth:`close`; requests of it that are still on their way are refused."""
-        self._cancelled[state.key] = self.now
+    def cancel(self, tenant: str, id: str) -> ProgramState:
+        """As :meth:`close`; requests of it that are still on their way are refused, be they its first ones.
+
+        Raises NotFound as :meth:`known`.
+        """
+        self._cancelled[tenant, id] = self.now
         if len(self._cancelled) > PROGRAMS:
             del self._cancelled[next(iter(self._cancelled))]
+        state = self.known(tenant, id)
         self.close(state)
+        return state
 
     def _leave(self, state: ProgramState, req: Req) -> None:
         named = req.request.program

@@ -84,11 +84,11 @@ class Accounts:
 
     def closed(self, key: Key, cancelled: bool) -> list[str]:
         """The program ``key`` gets no more requests; the ids of those it has."""
+        if cancelled:
+            self._cancelled[key] = self._clock()
         account = self._accounts.get(key)
         if account is None:
             return []
-        if cancelled:
-            self._cancelled[key] = self._clock()
         account.ended = True
         if not account.rids:
             del self._accounts[key]

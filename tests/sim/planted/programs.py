@@ -70,15 +70,15 @@ PROGRAMS = (
         "only the first request of a cancelled program stopped",
         Scheduler,
         "_end_program",
-        "list(state.reqs.values())",
-        "list(state.reqs.values())[:1]",
+        "list(self._programs.cancel(tenant, program).reqs.values())",
+        "list(self._programs.cancel(tenant, program).reqs.values())[:1]",
     ),
     simple(
         "cancel_is_forgotten",
         "a sibling that arrived after its program was cancelled ran to its end",
         Programs,
         "cancel",
-        "self._cancelled[state.key] = self.now",
+        "self._cancelled[tenant, id] = self.now",
         "pass",
     ),
     simple(
