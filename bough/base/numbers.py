@@ -10,6 +10,8 @@ import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any
 
+from bough.base.errors import InvalidRequest
+
 DIGITS = 15
 """Significant digits that every double keeps."""
 TENS = 22
@@ -20,11 +22,18 @@ LEAST_INTEGER, MOST_INTEGER = 2048 - 2**63, 2**63 - 1
 LARGEST = 9 * 10**18
 """Nor does it know bounds of numbers beyond."""
 
+HALF_OPEN = 10**18 - 1
+"""Nor ranges without an end that begin here or farther from 0."""
+
+_SMALLEST = Decimal(10) ** -TENS
+_LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
 def is_exact(value: float) -> bool:
-    """Whether the library takes ``value`` as what it is."""
+    """Whether the library takes ``value`` as what it is, also where it has to be an integer."""
+    if math.isfinite(value) and abs(value) > MOST_INTEGER:
+        return False
     if isinstance(value, int):
         if abs(value) < 2**64 and Decimal(repr(float(value))) == value:
             return True
@@ -50,9 +59,10 @@ def has_inexact(value: Any) -> bool:
 
 def exact_bounds(schema: dict[str, Any]) -> None:
     """Move the bounds of ``schema`` inwards to where the library takes them as they are, and lets nothing through that
-    is outside."""
+    is outside. Raises InvalidRequest where the library knows no number within."""
     kinds = schema.get("type")
     integers = isinstance(kinds, str | list) and "integer" in kinds and "number" not in kinds
+    least, most = (LEAST_INTEGER, MOST_INTEGER) if integers else (-LARGEST, LARGEST)
     for end, lower in (("Minimum", True), ("Maximum", False)):
         exclusive, inclusive = f"exclusive{end}", end.lower()
         if integers and isinstance(beyond := schema.get(exclusive), int) and abs(beyond) >= 2**53:
@@ -63,7 +73,14 @@ def exact_bounds(schema: dict[str, Any]) -> None:
         for word in (exclusive, inclusive):
             value = schema.get(word)
             if type(value) is int or isinstance(value, float) and math.isfinite(value):
-                schema[word] = (_inner_integer if integers else _inner_number)(value, lower)
+                inner = (_inner_integer if integers else _inner_number)(value, lower)
+                if inner > most if lower else inner < least:
+                    raise InvalidRequest(f"{word} {value} cannot be enforced: numbers of such a size are not known")
+                schema[word] = inner
+    for words, others, limit, sign in ((_LOWER, _UPPER, most, 1), (_UPPER, _LOWER, least, -1)):
+        far = any(isinstance(bound := schema.get(word), int | float) and sign * bound >= HALF_OPEN for word in words)
+        if far and all(schema.get(word) is None for word in others):
+            schema[others[0]] = limit
 
 
 def _inner_integer(value: float, lower: bool) -> float:
@@ -82,7 +99,10 @@ def _inner_number(value: float, lower: bool) -> float:
         return -LARGEST if lower else LARGEST
     if is_exact(value):
         return value
-    rounded = Context(DIGITS, ROUND_CEILING if lower else ROUND_FLOOR).create_decimal(Decimal(str(value)))
+    inwards = ROUND_CEILING if lower else ROUND_FLOOR
+    rounded = Context(DIGITS, inwards).create_decimal(Decimal(str(value)))
+    if abs(rounded) < 1 and not is_exact(float(rounded)):
+        rounded = rounded.quantize(_SMALLEST, inwards)
     return int(rounded) if isinstance(value, int) else float(rounded)
 
 

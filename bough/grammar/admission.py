@@ -14,6 +14,7 @@ from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
 from bough.base.numbers import DIGITS, is_exact
+from bough.grammar.whitespace import written_whitespace
 
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "required")
 """Keywords whose value may be a list that a grammar branches over or walks along."""
@@ -33,9 +34,6 @@ _EMBEDDED = re.compile(r"%json\s*")
 
 SPACINGS = ("fixed", "compact", "free")
 """Names of spacings; others are patterns."""
-_WHITESPACE = re.compile(
-    r"(?:[ \t\n\r?*+|)]|\\[ntrs ]|\((?:\?:)?|\[(?:[ \t\n\r]|\\[ntrs ])+\]|\{\d{1,3}(?:,\d{0,3})?\})*+"
-)
 
 STEP = 64
 """Parts of a constraint that are looked at in one step, which takes about a tenth of a millisecond."""
@@ -86,12 +84,12 @@ def check_size(constraint: Constraint, limits: Limits) -> None:
     if len(constraint.whitespace) > limits.constraint_whitespace:
         most = limits.constraint_whitespace
         raise InvalidRequest(f"{kind}: the pattern of white space may have {most} characters", param=kind)
-    if constraint.whitespace not in SPACINGS and not _WHITESPACE.fullmatch(constraint.whitespace):
-        raise InvalidRequest(
-            f"{kind}: the pattern of white space may consist of spaces, \\n, \\r, \\t, \\s, groups, classes, | and "
-            "repetitions: JSON allows no other white space",
-            param=kind,
-        )
+    if constraint.whitespace not in SPACINGS:
+        try:
+            written_whitespace(constraint.whitespace)
+        except ValueError as error:
+            message = f"{kind}: the pattern of white space may match spaces, \\n, \\r and \\t and nothing else: {error}"
+            raise InvalidRequest(message, param=kind) from None
 
 
 def check_parts(kind: str, value: Any, limits: Limits) -> None:
@@ -164,10 +162,8 @@ def _check_number(kind: str, keyword: str, value: Any, strict: bool) -> None:
     if value < LEAST_NUMBER:
         raise InvalidRequest(f"{kind}: {keyword} has a number below {LEAST_NUMBER:g}", param=kind)
     if strict and keyword in VALUES and not is_exact(value):
-        raise InvalidRequest(
-            f"{kind}: {keyword} has a number of more than {DIGITS} digits, which cannot be enforced: {value}"[:256],
-            param=kind,
-        )
+        reason = f"a number of more than {DIGITS} digits or beyond 2**63, which cannot be enforced: {value}"
+        raise InvalidRequest(f"{kind}: {keyword} has {reason}"[:256], param=kind)
 
 
 def _check_keywords(kind: str, node: dict[str, Any], limits: Limits, references: set[str], multiple: int) -> int:

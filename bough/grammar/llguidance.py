@@ -27,6 +27,7 @@ from bough.grammar.admission import parse
 from bough.grammar.base import WORD, Matcher, Vocabulary
 from bough.grammar.composed import grammar_of_tags
 from bough.grammar.threads import in_pauses, native_threads
+from bough.grammar.whitespace import written_whitespace
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -251,9 +252,10 @@ def _without_inexact(constraint: Constraint) -> tuple[Constraint, list[str]]:
 
 
 def _spacing(whitespace: str) -> JsonCompileOptions:
-    # The library takes \s for Unicode's white space, and JSON has four of them.
-    pattern = whitespace.replace(r"\s", r"[ \t\n\r]")
-    return SPACING.get(whitespace) or {"whitespace_flexible": True, "whitespace_pattern": pattern}
+    if whitespace in SPACING:
+        return SPACING[whitespace]
+    pattern = written_whitespace(whitespace)
+    return {"whitespace_flexible": True, "whitespace_pattern": pattern} if pattern else SPACING["compact"]
 
 
 def _lark_of_choice(choices: list[str]) -> str:

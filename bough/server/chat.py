@@ -47,7 +47,6 @@ from bough.server.reply import Reply, message_of
 from bough.server.schema import UNSUPPORTED_CHAT, ChatRequest, TokenizeRequest, refuse_unsupported
 from bough.server.service import Service
 from bough.server.shape import answer_shape
-from bough.server.tools import tool_use
 from bough.server.work import Answer, Call
 from bough.text.memory import Bound
 from bough.text.tools.families import JSON
@@ -88,13 +87,14 @@ class _Job:
 class ChatStream:
     """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced.
 
-    ``enforced``: the model can write no call whose arguments are no JSON.
+    ``model`` is the name of what answers. ``enforced``: the model can write no call whose arguments are no JSON.
     """
 
     usage: Callable[[], Usage]
     warnings: Callable[[], list[str]]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
     enforced: bool
+    model: str
 
 
 async def render(
@@ -113,7 +113,7 @@ async def render(
         if body.thinking is not None:
             for name in ("enable_thinking", "thinking"):
                 options.setdefault(name, body.thinking.type == "enabled")
-    tools = tool_use(body, service.limits).shown
+    tools = service.tools.use(body).shown
     if engine.template is not None and not engine.template.reads_tools:
         family = service.form.tools or JSON
         messages = write_history(messages, family)
@@ -145,18 +145,22 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced)
+    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced, job.envelope.model)
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
     service = call.service
     _check(body, service.limits)
     service.check_model(body.model)
-    use = tool_use(body, service.limits)
+    use = service.tools.use(body)
     bound = truncation(body, service, body.max_completion_tokens or body.max_tokens)
     if body.input_ids:
         check_ids(body.input_ids, service.hello.model.vocab_size, "input_ids")
+        for word in ("echo", "continue_final_message"):
+            if getattr(body, word):
+                raise InvalidRequest(f"{word} is about the last message; input_ids are the whole prompt", param=word)
         ids = body.input_ids
+        body = structs.replace(body, messages=[])
     else:
         ids = await render(call.engine, service, body, bound)
     ids = kept(ids, bound)
@@ -196,7 +200,7 @@ async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:
         **about_request(body, service.limits),
     )
     names = TokenNames(call.engine.tokenizer, bool(body.return_tokens_as_token_ids))
-    replies = [shape.reply() for _ in range(options.n)]
+    replies = [shape.reply(asked is not None) for _ in range(options.n)]
     # A grammar of tags knows the first format of the family, and the parser reads all.
     covered = use.mode == "required" or (service.form.tools is not None and len(service.form.tools.triggers) == 1)
     enforced = covered and options.constraint is not asked
@@ -218,7 +222,7 @@ def _own_names(body: ChatRequest, of_constraint: AbstractContextManager[None]) -
 async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
     """What of the prompt ``ids`` is to be kept: all, or what the messages before the last breakpoint begin with."""
     lease, n = cache_lease(body), (body.prompt_cache_options or {}).get("messages")
-    if lease is None or not isinstance(n, int) or not 0 < n < len(body.messages) or body.input_ids:
+    if lease is None or not isinstance(n, int) or not 0 < n < len(body.messages):
         return lease
     before = structs.replace(
         body, messages=body.messages[:n], add_generation_prompt=False, continue_final_message=False
@@ -233,10 +237,9 @@ async def _lease(call: Call, body: ChatRequest, ids: list[int]) -> Lease | None:
 
 def _echo(body: ChatRequest) -> str:
     """The text of the last message where the client wants it repeated; of an assistant's only, as in vLLM."""
-    last = body.messages[-1]
-    if not body.echo or last.get("role") != "assistant":
+    if not body.echo or body.messages[-1].get("role") != "assistant":
         return ""
-    content = last.get("content") or ""
+    content = body.messages[-1].get("content") or ""
     return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, get_args
 
 import msgspec
@@ -85,10 +86,16 @@ def _only(found: Found, limits: Limits) -> Constraint | None:
         if len(constraint.text) > CHECKED_CHARS:
             check_size(constraint, limits)
         else:
-            check_constraint(constraint, limits)
+            _check(constraint, limits)
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=name) from None
     return constraint
+
+
+@lru_cache(maxsize=256)
+def _check(constraint: Constraint, limits: Limits) -> None:
+    """:func:`check_constraint`, of what is asked for again and again only once."""
+    check_constraint(constraint, limits)
 
 
 def _simple(body: Constrained | NativeSampling) -> Found:

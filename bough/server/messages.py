@@ -39,6 +39,8 @@ def _normalise(message: dict[str, Any], where: str) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(_ROLES)}", param=f"{where}.role")
     message = _with_calls(message, where)
     content = message.get("content")
+    if content is None and role == "assistant":  # what a client keeps of an answer that was refused
+        content = message.get("refusal")
     if content is None and not (role == "assistant" and ("content" in message or message.get("tool_calls"))):
         raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
     if (reasoning := message.get("reasoning")) is not None:  # as templates call it

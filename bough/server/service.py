@@ -23,6 +23,7 @@ from bough.server.errors import ModelNotFound
 from bough.server.metrics import Metrics
 from bough.server.quotas import UNBOUNDED, Held, Quota
 from bough.server.texts import ProgramTexts
+from bough.server.tool_memory import ToolMemory
 from bough.text.formats import AnswerFormat, find_reasoning, find_tools
 
 logger = logging.getLogger("bough.server")
@@ -77,6 +78,7 @@ class Service:
         self.on_start: list[Callable[[], object]] = []
         """Called when the server starts to run, on its event loop."""
         self.texts = ProgramTexts(config.limits.program_text_bytes)
+        self.tools = ToolMemory(config.limits)
         self.large_body = asyncio.Lock()
         """Held by the request whose large body is parsed next."""
         self._resumable: set[asyncio.Task[None]] = set()
@@ -102,6 +104,7 @@ class Service:
         self.form = AnswerFormat(
             find_tools(serve.tool_parser, template), find_reasoning(serve.reasoning_parser, template)
         )
+        self.tools = ToolMemory(self.limits)
         self._attached_at = self._progress_at = time.monotonic()
         self._longest_step = math.inf
         engine.client.on_stats = self._on_heartbeat

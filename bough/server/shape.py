@@ -9,6 +9,7 @@ from bough.server.reply import Reply, call_ids
 from bough.server.schema import ChatRequest
 from bough.server.service import Service
 from bough.server.thinking import budget_of, reasoning_of, started_in
+from bough.server.tool_memory import ToolMemory
 from bough.server.tools import ToolUse
 from bough.text.answer import AnswerParser
 from bough.text.formats import AnswerFormat
@@ -26,6 +27,7 @@ class Shape:
         earlier: calls in the conversation so far.
     """
 
+    memory: ToolMemory
     tokenizer: Tokenizer
     body: ChatRequest
     use: ToolUse
@@ -39,17 +41,16 @@ class Shape:
         thinking, budget = self.model.reasoning, budget_of(self.body, self.model)
         may_think = self.started is None and thinking is not None and not thinking.assumed
         # The grammar of the calls could tell where reasoning is, but not how long it may be.
-        constraint = self.use.constraint(
-            self.model, self.tokenizer, thinking if may_think and budget is None else None, options.constraint
-        )
+        thinks = thinking if may_think and budget is None else None
+        constraint = self.memory.constraint(self.use, self.model, self.tokenizer, thinks, options.constraint)
         reasoning = reasoning_of(
             self.model, self.tokenizer, self.started, budget, constraint is not None, constraint is options.constraint
         )
         keep = self.read.kept(self.tokenizer)
         return replace(options, keep_special=keep, constraint=constraint, reasoning=reasoning)
 
-    def reply(self) -> Reply:
-        """A reader of one answer."""
+    def reply(self, constrained: bool) -> Reply:
+        """A reader of one answer; ``constrained``: its content has to be in a language."""
         body, tokenizer = self.body, self.tokenizer
         parser = AnswerParser(
             self.read.reasoning,
@@ -57,6 +58,7 @@ class Shape:
             self.use.schemas,
             started=self.started,
             hold_reasoning=bool(body.stream) and body.stream_reasoning is False,
+            final_only=constrained,
         )
         skipped = tokenizer.special_ids - self.read.kept(tokenizer)
         if body.skip_special_tokens is False:
@@ -80,7 +82,9 @@ def answer_shape(service: Service, tokenizer: Tokenizer, body: ChatRequest, use:
     started = started_in(model, tokenizer, ids)
     if body.continue_final_message and model.reasoning is not None:
         said = str(body.messages[-1].get("content") or "")
-        if model.reasoning.opens in said:
+        if model.reasoning.channels:
+            started = False
+        elif model.reasoning.opens in said:
             started = model.reasoning.closes not in said
     earlier = sum(len(message.get("tool_calls") or ()) for message in body.messages)
-    return Shape(tokenizer, body, use, model, read, started, earlier)
+    return Shape(service.tools, tokenizer, body, use, model, read, started, earlier)

@@ -42,6 +42,7 @@ class ToolUse:
             arguments of others must look like is enforced beside them, as far as it can be.
         parallel: an answer may have several calls.
         legacy: the request speaks of functions, so the answer does.
+        key: digest of all that this was read from, where it is remembered.
     """
 
     shown: list[dict[str, Any]] | None = None
@@ -51,6 +52,7 @@ class ToolUse:
     parallel: bool = True
     legacy: bool = False
     limits: Limits = DEFAULT_LIMITS
+    key: bytes = b""
 
     def constraint(
         self, form: AnswerFormat, tokenizer: Tokenizer, thinking: ReasoningFormat | None, asked: Constraint | None

@@ -25,6 +25,7 @@ class AnswerParser:
         tools: the functions that may be called, by name, with the JSON Schema of their parameters; None for any.
         started: whether the prompt left the reasoning open; None where the prompt is not known.
         hold_reasoning: report the reasoning in one piece, when it is complete.
+        final_only: of a model that answers on channels, the content is what it says on the channel of answers.
     """
 
     def __init__(
@@ -35,10 +36,11 @@ class AnswerParser:
         *,
         started: bool | None = None,
         hold_reasoning: bool = False,
+        final_only: bool = False,
     ) -> None:
         self._splitter: TagSplitter | ChannelSplitter | None = None
         if family is GPT_OSS or (reasoning is not None and reasoning.channels):
-            self._splitter = ChannelSplitter()
+            self._splitter = ChannelSplitter(final_only=final_only, calls=family is not None, started=started)
         elif reasoning is not None:
             self._splitter = TagSplitter(reasoning, started, () if family is None else family.triggers)
         self._separate = reasoning is not None

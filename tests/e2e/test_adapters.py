@@ -67,6 +67,13 @@ def test_a_name_is_a_model(adapted: Server, folder: Path, long_model: Path, tmp_
     chat = openai.OpenAI(base_url=f"{adapted.url}/v1", api_key="-").chat.completions
     answer = chat.create(model="tiny:red", messages=[{"role": "user", "content": "hi"}], max_tokens=4)
     assert answer.model == "red"
+    hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    for path, body in (
+        ("/v1/messages", {"model": "red", **hello}),
+        ("/v1/responses", {"model": "red", "input": "hi", "max_output_tokens": 4}),
+        ("/api/chat", {"model": "red:latest", **hello, "stream": False, "options": {"num_predict": 4}}),
+    ):
+        assert adapted.post(path, body).json()["model"] == "red", path
 
 
 def test_more_adapters_than_places_at_once(adapted: Server) -> None:

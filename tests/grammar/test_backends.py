@@ -85,8 +85,8 @@ def tag(**options: bool) -> Constraint:
             ["[1,2]", "[1,\n 2 ]"], ["[a]"],
         ),
         (
-            Constraint(kind="json_schema", text=INTEGERS, whitespace="[_]?"),
-            ["[1,2]", "[1,_2]"], ["[1, 2]"],
+            Constraint(kind="json_schema", text=INTEGERS, whitespace=r"^\t?$"),
+            ["[1,2]", "[1,\t2]"], ["[1, 2]"],
         ),
         (
             tag(), ["", "hello", "hello <f=a>1</f> and <f=b>xzz", "<f=a>1</f><f=a>1</f>"],

@@ -72,7 +72,8 @@ def test_bounds_of_numbers_are_moved_inwards() -> None:
 
 
 @pytest.mark.parametrize("schema", [
-    {"const": BIG}, {"enum": [1, BIG]}, {"properties": {"a": {"enum": [[{"b": BIG}]]}}}, {"const": -2.3738955829980686},
+    {"const": BIG}, {"enum": [1, BIG]}, {"allOf": [{"enum": [1e22, 1]}, {"type": "integer"}]},
+    {"properties": {"a": {"enum": [[{"b": BIG}]]}}}, {"const": -2.3738955829980686},
 ])  # fmt: skip
 @pytest.mark.parametrize("place", ["json_schema", "structural_tag", "grammar"])
 def test_values_of_many_digits_are_refused_by_name(schema: dict[str, Any], place: ConstraintKind) -> None:
@@ -119,6 +120,39 @@ def test_bounds_of_floats_are_within_what_the_library_knows(bounds: tuple[float,
     for text in ("0", "1.5", "123456789012", "8999999999999999999"):
         assert allows(dict(schema), text), text
     assert not allows(dict(schema), "1" + "0" * 19)
+
+
+@pytest.mark.parametrize(("kind", "far"), [("integer", 2**63 - 1), ("number", 9 * 10**18)])
+def test_ranges_without_an_end_may_begin_far_away(kind: str, far: int) -> None:
+    for bound in (10**18 - 1, 10**18, 3 * 10**18):
+        schema = {"type": kind, "minimum": bound}
+        assert allows(dict(schema), str(bound + 2**20)) and allows(dict(schema), str(far))
+        assert not allows(dict(schema), str(bound - 1)) and not allows(dict(schema), str(far + 1))
+        schema = {"type": kind, "exclusiveMaximum": -bound}
+        assert allows(dict(schema), str(-bound - 2**20)) and not allows(dict(schema), str(-bound))
+
+
+@pytest.mark.parametrize("schema", [
+    {"type": "integer", "minimum": 2**63}, {"type": "integer", "minimum": 2**63 - 2},
+    {"type": "integer", "exclusiveMinimum": 1e30}, {"type": "number", "minimum": 1e22}, {"maximum": -1e300},
+    {"allOf": [{"minimum": 2**63}, {"type": "integer"}]}, {"type": "integer", "minimum": 2**63, "maximum": 2**64 - 1},
+])  # fmt: skip
+def test_bounds_beyond_what_the_library_knows_are_refused_by_name(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="(m|exclusiveM)(in|ax)imum -?[0-9e+]+ cannot be enforced"):
+        exact_schema(schema)
+
+
+def test_values_beyond_integers_are_not_taken_for_others(vocabulary: Vocabulary) -> None:
+    schema: dict[str, Any] = {"allOf": [{"enum": [1e22, -1, 1.0]}, {"type": "integer"}]}
+    with pytest.raises(InvalidRequest, match="beyond 2"):
+        check_constraint(Constraint(kind="json_schema", text=json.dumps(schema)), DEFAULT_LIMITS)
+
+
+def test_tiny_bounds() -> None:
+    assert not allows({"type": "number", "maximum": 5e-324, "minimum": -5e-324}, "1")
+    assert allows({"type": "number", "maximum": 1, "exclusiveMinimum": 5e-324}, "0.5")
+    assert not allows({"type": "number", "maximum": 1, "minimum": 5e-324}, "0")
+    assert not allows({"type": "number", "maximum": -5e-324, "minimum": -1}, "0")
 
 
 def test_what_is_left_out_as_null_is_left_out() -> None:

@@ -79,6 +79,21 @@ def test_ids_in_place_of_messages(http: httpx.Client) -> None:
     assert answer["choices"][0]["token_ids"] == [script(ids("other"), None, i) for i in range(2)]
     wrong = http.post("/v1/chat/completions", json={**body, "input_ids": [10**9]})
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "input_ids"
+    # The messages are not read then, whatever they are.
+    for messages in ([], [{"role": "assistant", "content": [1], "tool_calls": 5}]):
+        again = http.post("/v1/chat/completions", json={**body, "messages": messages})
+        assert again.json()["choices"] == answer["choices"], again.text
+    for name in ("echo", "continue_final_message"):
+        wrong = http.post("/v1/chat/completions", json={**body, "messages": [], name: True})
+        assert wrong.status_code == 400 and wrong.json()["error"]["param"] == name
+
+
+def test_a_refused_answer_in_a_conversation_is_what_it_said(server: Running, http: httpx.Client) -> None:
+    for refused in ({"content": None, "refusal": "no"}, {"refusal": "no"}):
+        messages = [*HELLO, {"role": "assistant", **refused}, *HELLO]
+        http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).raise_for_status()
+        prompt = make_tokenizer().decode(server.client.seen[-1].prompt.tolist(), skip_special=False)
+        assert "<|assistant|>no" in prompt
 
 
 def test_what_the_answer_repeats(client: openai.OpenAI) -> None:

@@ -220,6 +220,23 @@ def test_cancelling_a_batch() -> None:
         assert 1 <= len(answers) == done.request_counts.completed < 40
 
 
+def test_a_batch_that_could_not_be_saved_is_none() -> None:
+    with running_server(limits=Limits(batches=1)) as server, made(server.url) as client:
+        file = client.files.create(file=lines(chat("hello")), purpose="batch")
+        [folder] = Path(server.service.config.serve.files).glob("t-*")
+        aside = folder.with_name("aside")
+        folder.rename(aside)
+        folder.touch()  # so that nothing can be written into it
+        asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        assert httpx.post(f"{server.url}/v1/batches", json=asked).status_code == 500
+        assert not list(client.batches.list())
+        folder.unlink()
+        aside.rename(folder)
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        wait_for(lambda: client.batches.retrieve(batch.id).status == "completed")
+        assert [each.id for each in client.batches.list()] == [batch.id]
+
+
 def test_a_batch_whose_input_is_deleted_fails() -> None:
     with running_server(step_seconds=0.01, limits=Limits(batch_running=2)) as server, made(server.url) as client:
         file = client.files.create(file=lines(*[chat(f"{i}") for i in range(40)]), purpose="batch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -78,6 +79,17 @@ def test_disconnect_aborts(slow: Running, path: str, stream: bool, reset: bool) 
         wait_for(lambda: not slow.client.running)
     wait_for(lambda: slow.service.in_flight == 0)
     assert slow.service.sequences == 0 and len(slow.client.aborted) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_left_is_told_in_the_log(slow: Running, caplog: pytest.LogCaptureFixture, stream: bool) -> None:
+    caplog.set_level(logging.INFO, "bough")
+    sock = open_request(slow, "/v1/completions", {**LONG, "stream": stream, "rid": "left"})
+    wait_for(lambda: len(slow.client.running) == 1)
+    sock.close()
+    wait_for(lambda: any("/v1/completions" in record.getMessage() for record in caplog.records))
+    [line] = [record.getMessage() for record in caplog.records if "/v1/completions" in record.getMessage()]
+    assert ": 499 in " in line
 
 
 def test_disconnect_of_a_batch_aborts_all(slow: Running) -> None:

@@ -84,6 +84,14 @@ def test_a_call_that_went_wrong_comes_with_the_reason(server: Running, stream: b
     assert messages[-1]["parse_error"] == "the arguments are not a valid JSON object"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_warnings(server: Running, stream: bool) -> None:
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    body = {"model": MODEL, "messages": ASK, "format": {"type": "object"}, "stream": stream}
+    last = httpx.post(f"{server.url}/api/chat", json=body).text.splitlines()[-1]
+    assert json.loads(last)["warnings"] == ["uniqueItems is not enforced"]
+
+
 def test_streams_are_lines_of_json(server: Running) -> None:
     answer = httpx.post(f"{server.url}/api/generate", json={"model": f"{MODEL}:latest", "prompt": "a"})
     assert answer.headers["content-type"] == "application/x-ndjson"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,9 @@ from bough.base.errors import NotFound
 from bough.base.limits import Limits
 from bough.base.messages import Finish
 from bough.server.responses.store import ResponseStore
+from bough.server.responses.translate import messages
 
+from . import scripted
 from .scripted import EOS, MODEL, Running, expected_text, make_tokenizer, running_server, wait_for
 
 PROMPT = f"<|user|>hello{EOS}<|assistant|>"
@@ -182,6 +185,64 @@ def test_truncation_drops_the_beginning(server: Running, client: openai.OpenAI) 
     assert short.output_text == expected_text(ids(PROMPT), 5)
 
 
+@pytest.mark.parametrize("n", [3, 4, 9])
+def test_truncation_keeps_turns_whole(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    strict = (
+        "{% if (loop.index0 % 2 == 0) != (m.role == 'user') %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    )
+    in_turn = scripted.TEMPLATE.replace("{% for m in messages %}", "{% for m in messages %}" + strict)
+    monkeypatch.setattr(scripted, "TEMPLATE", in_turn)
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i:03} " + "x" * 800} for i in range(2 * n + 1)]
+    with running_server() as strict_server, httpx.Client(base_url=strict_server.url) as http:
+        http.post(
+            "/v1/responses", json={"input": turns, "truncation": "auto", "max_output_tokens": 5}
+        ).raise_for_status()
+        prompt = make_tokenizer().decode(strict_server.client.seen[-1].prompt.tolist(), skip_special=False)
+    # As many of the last as fit, from a user's on.
+    assert prompt.count("<|user|>") == 3 and prompt.count("<|assistant|>") == 3 and f"{2 * n:03} " in prompt
+
+
+def test_background_responses_of_one_tenant_leave_room_for_others(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[keys.a]\nkey = "alice"\n[keys.b]\nkey = "bob"\n')
+    with running_server(api_key_file=str(keys), limits=Limits(responses_background=2)) as server:
+        ask = {"input": "hello", "background": True}
+        with httpx.Client(base_url=server.url) as http:
+            server.client.frozen = True
+            codes = [
+                http.post("/v1/responses", json=ask, headers={"authorization": f"Bearer {key}"}).status_code
+                for key in ("alice", "alice", "alice", "bob")
+            ]
+            server.client.frozen = False
+    assert codes == [200, 200, 429, 200]
+    assert {request.priority for request in server.client.seen} == {-Limits().priority_abs}
+
+
+def test_logprobs_are_kept_as_they_are_sent(client: openai.OpenAI) -> None:
+    more: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 4, "include": ["message.output_text.logprobs"]}
+    made = client.responses.create(**more, top_logprobs=3)
+    kept = client.responses.retrieve(made.id)
+    assert kept.output == made.output and len(kept.output[0].content[0].logprobs) == 4  # type: ignore[union-attr, index]
+    after = client.responses.create(model=MODEL, input="go on", previous_response_id=made.id, max_output_tokens=1)
+    assert after.usage is not None and after.usage.input_tokens > made.usage.total_tokens  # type: ignore[union-attr]
+
+
+def test_reasoning_stays_in_its_turn() -> None:
+    said: Any = [
+        {"type": "message", "role": "user", "content": "a"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "cut"}]},
+        {"type": "message", "role": "user", "content": "b"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "one"}]},
+        {"type": "message", "role": "assistant", "content": "c"},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": " two"}]},
+        {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"},
+    ]
+    found = [(m["role"], m["content"], m.get("reasoning_content")) for m in messages(None, said)]
+    assert found == [
+        ("user", "a", None), ("assistant", None, "cut"), ("user", "b", None), ("assistant", "c", "one two"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("body", "param"), [
     ({"input": []}, "input"), ({"input": [{"type": "computer_call"}]}, "input"), ({}, None),
     ({"input": "a", "previous_response_id": "resp_x"}, "previous_response_id"),
@@ -230,7 +291,7 @@ def test_the_store_is_bounded() -> None:
     store = ResponseStore(Limits(responses_bytes=1000, responses_seconds=60.0), clock=lambda: now[0])
 
     def add(name: str, status: str = "completed") -> None:
-        store.add({"id": name, "status": status, "text": "x" * 300}, "", [], [])
+        store.add({"id": name, "status": status, "output": [], "text": "x" * 300}, "", [], [])
 
     for name in "abc":
         add(name)
@@ -339,9 +400,9 @@ def test_a_reference_needs_no_type(client: openai.OpenAI) -> None:
 
 def test_a_tenant_does_not_empty_what_is_kept_for_others() -> None:
     store = ResponseStore(Limits(responses_bytes=3000))
-    store.add({"id": "bob", "status": "completed", "text": "x" * 300}, "bob", [], [])
+    store.add({"id": "bob", "status": "completed", "output": [], "text": "x" * 300}, "bob", [], [])
     for i in range(50):
-        store.add({"id": f"{i}", "status": "completed", "text": "x" * 700}, "alice", [], [])
+        store.add({"id": f"{i}", "status": "completed", "output": [], "text": "x" * 700}, "alice", [], [])
     assert store.get("bob", "bob") and store.get("49", "alice") and store.get("48", "alice")
     with pytest.raises(NotFound):
         store.get("40", "alice")

@@ -455,6 +455,37 @@ def test_a_constraint_begins_on_the_channel_of_answers() -> None:
         assert server.client.seen[-1].reasoning is None
 
 
+def test_a_constrained_answer_is_what_is_on_its_channel() -> None:
+    said = '<|channel|>commentary<|message|>I will answer.<|start|>assistant<|channel|>final<|message|>{"a": 1}'
+    asked = {"type": "json_object"}
+    schema: Any = {"type": "object"}
+    with running_server(reasoning_parser="gpt-oss", tool_parser="gpt-oss") as server:
+
+        def post(path: str, fields: dict[str, Any]) -> Any:
+            server.client.answer_next = said
+            reply = httpx.post(server.url + path, json={"model": MODEL, "messages": ASK, "max_tokens": 200, **fields})
+            assert reply.status_code == 200, reply.text
+            return reply
+
+        for tools in ({}, {"tools": TOOLS}):
+            choice = post("/v1/chat/completions", {"response_format": asked, **tools}).json()["choices"][0]
+            assert (choice["message"]["content"], choice["message"]["reasoning"]) == ('{"a": 1}', "I will answer.")
+        choice = post("/v1/chat/completions", {}).json()["choices"][0]
+        assert choice["message"]["content"] == 'I will answer.\n{"a": 1}'
+        events = post("/v1/chat/completions", {"response_format": asked, "stream": True}).text.split("data: ")[1:-1]
+        deltas = [choice["delta"] for event in events for choice in json.loads(event)["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == '{"a": 1}'
+        assert "".join(delta.get("reasoning") or "" for delta in deltas) == "I will answer."
+        form = {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
+        items = post("/v1/responses", {"input": "weather?", **form}).json()["output"]
+        assert items[0]["type"] == "reasoning" and items[1]["content"][0]["text"] == '{"a": 1}'
+        config = {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+        blocks = post("/v1/messages", config).json()["content"]
+        assert [block["text"] for block in blocks if block["type"] == "text"] == ['{"a": 1}']
+        message = post("/api/chat", {"format": "json", "stream": False}).json()["message"]
+        assert message["content"] == '{"a": 1}' and message["thinking"] == "I will answer."
+
+
 def test_a_call_that_must_come_is_no_answer_in_another_language(hermes: Running) -> None:
     for fields, named in (
         ({"guided_regex": "a+"}, "guided_regex"),

@@ -50,14 +50,18 @@ class Growing:
                 self._matched = choice.matched_stop if isinstance(choice.matched_stop, int | str) else None
         return events
 
-    def end(self, usage: Usage) -> list[Event]:
+    def end(self, usage: Usage, warnings: list[str]) -> list[Event]:
+        """The chat has ended well; ``warnings`` name what of its constraint was not enforced."""
         message = self.message
+        if warnings:
+            message["warnings"] = warnings
         events = self._close()
         message["stop_reason"] = self._stop_reason(usage)
         if message["stop_reason"] == "stop_sequence":
             message["stop_sequence"] = self._matched
         message["usage"] = _usage(usage)
-        delta = {name: message[name] for name in ("stop_reason", "stop_sequence", "parse_error") if name in message}
+        told = ("stop_reason", "stop_sequence", "parse_error", "warnings")
+        delta = {name: message[name] for name in told if name in message}
         return [
             *events, {"type": "message_delta", "delta": delta, "usage": message["usage"]}, {"type": "message_stop"}
         ]  # fmt: skip

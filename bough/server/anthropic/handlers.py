@@ -24,13 +24,13 @@ async def messages(call: Call, body: MessagesRequest) -> Answer:
     if call.service.form.reasoning is not None:
         request.thinking_token_budget = thinking_budget(body)
     chat = await open_chat(call, request, cut=True)
-    growing = Growing(request.rid, call.service.model_name, body, chat.enforced)
+    growing = Growing(request.rid, chat.model, body, chat.enforced)
     if body.stream:
         return Events(_stream(chat, growing))
     async with aclosing(chat.pieces) as pieces:
         async for choices in pieces:
             growing.take(choices)
-    growing.end(chat.usage())
+    growing.end(chat.usage(), chat.warnings())
     return encode_json(growing.message)
 
 
@@ -43,7 +43,7 @@ async def _stream(chat: ChatStream, growing: Growing) -> AsyncGenerator[bytes, N
             events += growing.take(choices)
             if events:
                 yield b"".join(map(encode_event, events))
-    yield b"".join(map(encode_event, growing.end(chat.usage())))
+    yield b"".join(map(encode_event, growing.end(chat.usage(), chat.warnings())))
 
 
 async def count_tokens(call: Call, body: CountTokensRequest) -> bytes:

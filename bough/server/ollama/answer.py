@@ -107,8 +107,11 @@ class Teller:
             line["logprobs"] = said.logprobs
         return line | {"done": done}
 
-    def last(self, said: Said, usage: Usage | None) -> dict[str, Any]:
-        """The object that ends the answer; without ``usage`` nothing was asked but that the model be loaded."""
+    def last(self, said: Said, usage: Usage | None, warnings: Sequence[str] = ()) -> dict[str, Any]:
+        """The object that ends the answer; without ``usage`` nothing was asked but that the model be loaded.
+
+        ``warnings`` name what of its constraint was not enforced.
+        """
         line = self.line(said, done=True)
         if usage is None:
             return line | {"done_reason": "load"}
@@ -117,6 +120,7 @@ class Teller:
         return line | {
             "done_reason": self._reason,
             **self._trouble,
+            **({"warnings": list(warnings)} if warnings else {}),
             "total_duration": int((ended - self._started) * NANO),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,

@@ -38,14 +38,14 @@ def _loaded(call: Call, body: OllamaRequest, kind: Literal["chat", "generate"]) 
 
 async def _answer(call: Call, request: ChatRequest, kind: Literal["chat", "generate"]) -> Answer:
     chat = await open_chat(call, request, cut=True)
-    teller = Teller(call.service.model_name, kind, call.started)
+    teller = Teller(chat.model, kind, call.started)
     if request.stream:
         return Events(_stream(chat, teller))
     whole = Said()
     async with aclosing(chat.pieces) as pieces:
         async for choices in pieces:
             whole.add(teller.take(choices))
-    return encode_json(teller.last(whole, chat.usage()))
+    return encode_json(teller.last(whole, chat.usage(), chat.warnings()))
 
 
 async def _stream(chat: ChatStream, teller: Teller) -> AsyncGenerator[bytes, None]:
@@ -53,7 +53,7 @@ async def _stream(chat: ChatStream, teller: Teller) -> AsyncGenerator[bytes, Non
         async for choices in pieces:
             if said := teller.take(choices):
                 yield encode_json(teller.line(said)) + b"\n"
-    yield encode_json(teller.last(Said(), chat.usage())) + b"\n"
+    yield encode_json(teller.last(Said(), chat.usage(), chat.warnings())) + b"\n"
 
 
 async def refuse_management(call: Call, body: Empty) -> Answer:

@@ -33,7 +33,7 @@ class CannotThink(BoughError):
 
 def model_of(service: Service, name: str | None) -> str | None:
     """The served name that ``name`` means: Ollama's clients add the tag ``latest``."""
-    return service.model_name if name == f"{service.model_name}:latest" else name
+    return name if name is None or name == service.model_name else name.removesuffix(":latest")
 
 
 def chat_of_messages(call: Call, body: OllamaChatRequest) -> ChatRequest:

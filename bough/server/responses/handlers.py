@@ -46,7 +46,8 @@ class Responses:
         check(body)
         check_metadata(body.metadata, call.service.limits)
         history, own = self._items(call, body)
-        response = new_response(body, call.service.model_name, int(time.time()))
+        model = call.service.adapter(body.model, body.lora_path) or call.service.model_name
+        response = new_response(body, model, int(time.time()))
         growing = Growing(response)
         if body.background:
             return self._start(call, body, growing, history, own)
@@ -102,11 +103,13 @@ class Responses:
     def _start(
         self, call: Call, body: ResponsesRequest, growing: Growing, history: list[Item], own: list[Item]
     ) -> Answer:
-        if self.store.running >= call.service.limits.responses_background:
+        limits = call.service.limits
+        if self.store.running(call.principal.tenant) >= limits.responses_background:
             raise Overloaded("too many responses run in the background")
-        chat_request(
-            body, [*history, *own], growing.response["id"]
-        )  # what is wrong with the request is still its own error
+        if body.priority is None:
+            body.priority = -limits.priority_abs  # behind those that somebody waits for
+        # What is wrong with the request is still its own error.
+        chat_request(body, [*history, *own], growing.response["id"])
         stored = self.store.add(growing.response, call.principal.tenant, history, own)
         stored.log = EventLog()
         stored.log.add([encode_event(event) for event in growing.begin()])
@@ -196,7 +199,7 @@ async def _open(call: Call, body: ResponsesRequest, items: list[Item], rid: str)
         if body.truncation == "auto":
             items = await fitting(call, body, items)
         chat = await open_chat(call, chat_request(body, items, rid))
-    return ChatStream(chat.usage, chat.warnings, _own_errors(chat.pieces), chat.enforced)
+    return ChatStream(chat.usage, chat.warnings, _own_errors(chat.pieces), chat.enforced, chat.model)
 
 
 async def _own_errors(

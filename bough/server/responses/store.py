@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from bough.base.errors import NotFound
 from bough.base.limits import Limits
 from bough.server.errors import encode_json
@@ -99,9 +101,9 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._stored)
 
-    @property
-    def running(self) -> int:
-        return sum(stored.running for stored in self._stored.values())
+    def running(self, tenant: str) -> int:
+        """Responses of ``tenant`` that run."""
+        return sum(stored.running for stored in self._owned[tenant].stored.values()) if tenant in self._owned else 0
 
     def add(self, response: dict[str, Any], tenant: str, history: list[Item], own: list[Item]) -> Stored:
         stored = Stored(response, tenant, history, own, self._clock())
@@ -113,6 +115,8 @@ class ResponseStore:
         """Count ``stored`` anew, which has changed, and forget what is beyond the bounds."""
         if self._stored.get(stored.response["id"]) is not stored:
             return  # forgotten while it grew
+        if not stored.running:
+            _pack_logprobs(stored.response)
         before = stored.bytes
         stored.bytes = len(encode_json((stored.response, stored.history, stored.own)))
         stored.bytes += 0 if stored.log is None else stored.log.bytes
@@ -154,3 +158,11 @@ class ResponseStore:
                 if not stored.running:
                     return stored
         return None
+
+
+def _pack_logprobs(response: dict[str, Any]) -> None:
+    """Keep them as the JSON that they are sent as: as objects they are several times as large."""
+    for item in response["output"]:
+        for part in item.get("content") or ():
+            if part.get("logprobs"):
+                part["logprobs"] = msgspec.Raw(encode_json(part["logprobs"]))

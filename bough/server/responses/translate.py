@@ -126,7 +126,10 @@ def own_words(message: str) -> str:
 
 
 def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]]:
-    """Items as chat messages: calls join the assistant's message before them, reasoning the one behind it."""
+    """Items as chat messages: calls join the assistant's message before them, reasoning the one behind it.
+
+    Reasoning that was cut before it came to an answer is a message of its own.
+    """
     found: list[dict[str, Any]] = []
     if instructions:
         found.append({"role": "system", "content": instructions})
@@ -144,9 +147,12 @@ def messages(instructions: str | None, items: list[Item]) -> list[dict[str, Any]
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(_call(item, i))
         else:
+            if thought and item.get("role") != "assistant":
+                found.append({"role": "assistant", "content": None, "reasoning_content": thought})
+                thought = ""
             found.append({"role": item.get("role"), "content": item.get("content")})
         if thought and found[-1]["role"] == "assistant":
-            found[-1]["reasoning_content"] = thought
+            found[-1]["reasoning_content"] = found[-1].get("reasoning_content", "") + thought
             thought = ""
     return found
 

@@ -1,8 +1,9 @@
 """The channels of gpt-oss: an answer is a sequence of messages, each with a channel and perhaps a recipient.
 
-What is on the channel ``analysis`` is reasoning, what is for a function is a tool call, the rest is the answer. Where
-header and recipient of a call stand differs from call to call; here they are brought into the one form that the tool
-parser reads (https://github.com/openai/harmony describes the format).
+What is on the channel ``analysis`` is reasoning, what is for a function is a tool call, the rest is the answer; where
+that has to be in a language, as JSON, it is what is on the channel ``final`` alone. Where header and recipient of a
+call stand differs from call to call; here they are brought into the one form that the tool parser reads
+(https://github.com/openai/harmony describes the format).
 """
 
 from __future__ import annotations
@@ -22,16 +23,26 @@ _NOBODY = frozenset(("assistant", "user", "all"))
 
 
 class ChannelSplitter(Splitter):
-    """Splitter of one answer; calls come out as content in the form of the family ``gpt-oss``."""
+    """Splitter of one answer; calls come out as content in the form of the family ``gpt-oss``.
 
-    def __init__(self) -> None:
+    Args:
+        final_only: only what is on the channel ``final`` is the answer, and all else reasoning.
+        calls: but for calls.
+        started: False where the prompt ends within the answer.
+    """
+
+    def __init__(self, *, final_only: bool = False, calls: bool = True, started: bool | None = None) -> None:
+        self._final_only = final_only
+        self._calls = calls or not final_only
+        self._started = started
         self._last: type[Event] | None = None
         self._in_string = self._escaped = False
         super().__init__()
 
     def _run(self) -> Parse:
         bodies = literals(*_HEADERS, *_ENDS)
-        sink: Sink = self._on_content
+        outside: Sink = self._on_reasoning if self._final_only else self._on_content
+        sink = self._on_content if self._started is False else outside
         while True:
             found = yield from self._reader.until(bodies, sink)
             if found is None:
@@ -42,7 +53,7 @@ class ChannelSplitter(Splitter):
                 header = [found]
                 end = yield from self._reader.until(literals("<|message|>", *_ENDS), header.append)
                 if end != "<|message|>":
-                    self._events.append(Content("".join((*header, end or ""))))
+                    outside("".join((*header, end or "")))
                     continue
                 sink = self._message("".join(header))
             else:
@@ -50,18 +61,19 @@ class ChannelSplitter(Splitter):
                     self._events.append(Content("<|call|>"))
                 elif sink == self._on_reasoning:
                     self._count(found)
-                sink = self._on_content
+                sink = outside
 
     def _message(self, header: str) -> Sink:
         """What takes the body of the message behind ``header``."""
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        if recipient is not None and recipient[1] not in _NOBODY:
-            name = recipient[1].removeprefix("functions.")
+        if self._calls and recipient is not None and recipient[1] not in _NOBODY:
+            function = recipient[1].removeprefix("functions.")
             self._last = None
             self._in_string = self._escaped = False
-            self._events.append(Content(f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"))
+            self._events.append(Content(f"<|channel|>commentary to=functions.{function} <|constrain|>json<|message|>"))
             return self._on_call
-        if channel is not None and channel[1] == "analysis":
+        name = None if channel is None else channel[1]
+        if name == "analysis" or (self._final_only and name != "final"):
             self._count(header + "<|message|>")
             self._separate(Reasoning)
             return self._on_reasoning

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bough.base.errors import ConfigError
 from bough.text.answer import AnswerParser, parse_answer
-from bough.text.events import Content, Event, Reasoning, merge_events
+from bough.text.events import CallArguments, CallStart, Content, Event, Reasoning, merge_events
 from bough.text.formats import AnswerFormat, find_reasoning, find_tools
 from bough.text.reasoning.families import BY_NAME, FAMILIES, detect_reasoning
 from bough.text.tools.families import BY_NAME as TOOLS
@@ -52,6 +52,36 @@ def test_tags(name: str) -> None:
 ])  # fmt: skip
 def test_channels(text: str, reasoning: str, content: str) -> None:
     assert separated("gpt-oss", text) == (reasoning, content)
+
+
+NEXT, FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
+PLAN = f"<|channel|>commentary<|message|>Plan.{NEXT}"
+
+
+@pytest.mark.parametrize(("text", "started", "reasoning", "content"), [
+    (f"{PLAN}{FINAL}{{}}<|return|>", None, "Plan.", "{}"),
+    (f"<|channel|>analysis<|message|>Think.{NEXT}{PLAN}<|channel|>final <|constrain|>json<|message|>{{}}", None,
+     "Think.\nPlan.", "{}"),
+    (f"Well. <|channel|>odd<|end|>{FINAL}{{}}<|end|>\n", None, "Well. <|channel|>odd<|end|>\n", "{}"),
+    (f"<|channel|>commentary to=functions.f<|message|>1<|call|>{FINAL}{{}}", None, "1", "{}"),
+    ("<|channel|>fin", None, "<|channel|>fin", ""),
+    ("1}<|return|>", False, "", "1}"),
+])  # fmt: skip
+def test_a_constrained_answer_is_on_its_channel(text: str, started: bool | None, reasoning: str, content: str) -> None:
+    def made() -> AnswerParser:
+        return AnswerParser(BY_NAME["gpt-oss"], started=started, final_only=True)
+
+    events = parse_answer(made(), text)
+    assert "".join(e.text for e in events if isinstance(e, Reasoning)) == reasoning
+    assert "".join(e.text for e in events if isinstance(e, Content)) == content
+    assert in_pieces(made(), text, range(1, len(text))) == events
+
+
+def test_calls_before_a_constrained_answer_stay_calls() -> None:
+    made = AnswerParser(BY_NAME["gpt-oss"], TOOLS["gpt-oss"], None, final_only=True)
+    call = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+    kinds = [type(event) for event in parse_answer(made, PLAN + call)]
+    assert kinds == [Reasoning, CallStart, CallArguments]
 
 
 def test_a_call_can_end_the_reasoning() -> None:
