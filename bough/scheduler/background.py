@@ -69,7 +69,7 @@ class Background:
         self.running = req
         assert req.program is not None
         req.cached_len = cached_len
-        self._record = Ahead(req.request.namespace, req.ids, cached_len, cached_len)
+        self._record = Ahead(req.request.namespace, req.ids, cached_len)
         self._programs.runs_ahead(req.program, self._record)
 
     def planned(self, n: int) -> None:

@@ -273,6 +273,8 @@ class Scheduler:
             self._planner.stop_background()
         held = self._gates.hold(req)
         req.program = self._programs.arrive(req)
+        if req.program is not None and self._programs.bounded is req.program:
+            self._rows.watch(req.program.reqs.values())
         if held:
             req.status = Status.GATED
         else:
@@ -324,7 +326,7 @@ class Scheduler:
         if message.op == "end_program":
             self._programs.close(self._programs.known(tenant, program))
         else:
-            for req in list(self._programs.cancel(tenant, program).reqs.values()):
+            for req in self._programs.cancel(tenant, program):
                 self._end(req, Finish("abort", message="the program was cancelled"))
                 self._aborted += 1
         self.outbox.append(ControlReply(message.id, True))

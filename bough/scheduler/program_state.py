@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,22 +18,36 @@ AHEAD = 64
 """Continuations computed ahead that a program may have unused; the oldest is forgotten first."""
 
 
-@dataclass(slots=True, eq=False)
 class Ahead:
-    """The tokens ``ids[start:end]`` of a namespace were computed before anybody asked for them."""
+    """Tokens of a namespace that were computed before anybody asked for them: ``start`` to ``end`` of ``ids``.
 
-    namespace: Namespace
-    ids: Ints
-    start: int
-    end: int
+    Of what stands before them it keeps a digest only, since many continue one long text.
+    """
+
+    __slots__ = ("_before", "_ids", "_namespace", "end", "start")
+
+    def __init__(self, namespace: Namespace, ids: Ints, start: int) -> None:
+        self._namespace = namespace
+        self._before = _digest(ids[:start])
+        self._ids = ids[start:].copy()
+        self.start = self.end = start
+
+    def __len__(self) -> int:
+        """Ids that are kept for it."""
+        return len(self._ids)
 
     def found(self, req: Req, cached_len: int) -> int:
         """How many of them ``req``, which got ``cached_len`` tokens from the cache, has found there."""
-        end = min(self.end, cached_len)
-        if end <= self.start or req.request.namespace != self.namespace:
+        start, end = self.start, min(self.end, cached_len)
+        if end <= start or req.request.namespace != self._namespace:
             return 0
-        differ = np.flatnonzero(self.ids[:end] != req.ids[:end])
-        return max(0, (int(differ[0]) if len(differ) else end) - self.start)
+        differ = np.flatnonzero(self._ids[: end - start] != req.ids[start:end])
+        n = int(differ[0]) if len(differ) else end - start
+        return n if n and _digest(req.ids[:start]) == self._before else 0
+
+
+def _digest(ids: Ints) -> bytes:
+    return hashlib.blake2b(ids.tobytes(), digest_size=16).digest()
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +100,13 @@ class ProgramState:
     seated: bool = False
     ended: bool = False
     ahead: list[Ahead] = field(default_factory=list)
+
+    @property
+    def used(self) -> int:
+        """Tokens generated so far, as a budget counts them."""
+        if self.budget is not None:
+            return max(self.spent, self.generated)
+        return self.generated + sum(req.n_sent for req in self.reqs.values())
 
     @property
     def rank(self) -> tuple[float, ...]:

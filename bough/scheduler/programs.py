@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from bough.base.errors import InvalidRequest, NotFound, program_cancelled
 from bough.base.messages import Request
 from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
+from bough.base.shares import Shares
 from bough.kv.claims import Claims
 from bough.scheduler.costs import Costs, learnt
 from bough.scheduler.program_state import AHEAD, Ahead, ProgramState, before
@@ -37,6 +38,10 @@ CANCELLED_SECONDS = 10.0
 """Requests of a cancelled program that arrive so soon after were sent before it was."""
 PROGRAMS = 4096
 """Programs that are remembered between their requests, and of those that were cancelled; the oldest goes first."""
+AHEAD_TOKENS = 1 << 22
+"""Ids of what was computed ahead and not found yet, of all programs; whose tenant has most loses the oldest."""
+AHEAD_RECORD = 128
+"""As so many ids counts what there is besides."""
 
 
 class Programs:
@@ -59,6 +64,8 @@ class Programs:
         """What requests that have ended were granted, by rid; the loop puts it into their last outputs."""
         self.fork: tuple[int, str] = (0, "")
         """Program and fork of the branch that was admitted last: its siblings follow."""
+        self.bounded: ProgramState | None = None
+        """Whose budget was named by the arrival just now, for the requests that already run as well."""
         self.next_in_line: ProgramState | None = None
         """The waiting program that takes the next seat."""
         self.turn: ProgramState | None = None
@@ -69,6 +76,7 @@ class Programs:
         self.costs = Costs()
         self._claims = claims
         self._states: dict[tuple[str, str], ProgramState] = {}
+        self._former: dict[int, ProgramState] = {}  # ended ones whose last requests run on while others have their ids
         self._seated: dict[int, int] = {}  # what each seated program needs
         self._needed = 0
         self._count = self._ended = 0
@@ -79,9 +87,10 @@ class Programs:
         self._idle: dict[tuple[str, str], None] = {}
         self._cancelled: dict[tuple[str, str], float] = {}
         self._moved: dict[int, ProgramState] = {}
+        self._ahead: Shares[tuple[ProgramState, Ahead]] = Shares()
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._states) + len(self._former)
 
     @property
     def seated(self) -> int:
@@ -90,7 +99,7 @@ class Programs:
 
     def states(self) -> list[ProgramState]:
         """All programs, oldest first."""
-        return list(self._states.values())
+        return [*self._former.values(), *self._states.values()]
 
     def find(self, tenant: str, id: str) -> ProgramState | None:
         return self._states.get((tenant, id))
@@ -129,10 +138,10 @@ class Programs:
         if self.now - self._cancelled.get(key, float("-inf")) < CANCELLED_SECONDS:
             raise program_cancelled(named.id)
         state = self.find(*key)
-        if state is None:
+        if state is None or state.ended:
             return
         budget = min((b for b in (named.budget, state.budget) if b is not None), default=None)
-        if budget is not None and max(state.spent, state.generated) >= budget:
+        if budget is not None and state.used >= budget:
             raise InvalidRequest(
                 f"the program {named.id!r} has generated its budget of {budget} tokens",
                 param="program.budget",
@@ -147,8 +156,10 @@ class Programs:
             return None
         key = request.namespace.tenant, named.id
         state = self._states.get(key)
-        if state is None:
+        if state is None or state.ended:
             self._count += 1
+            if state is not None:
+                self._former[state.number] = state
             state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
         elif not state.reqs:
             del self._idle[key]
@@ -158,9 +169,10 @@ class Programs:
         state.priority = max(state.priority, named.priority)
         if named.deadline is not None:
             state.deadline = min(state.deadline, self.now + named.deadline)
+        self.bounded = None
         if named.budget is not None:
             if state.budget is None:
-                state.spent = state.generated + sum(other.n_sent for other in state.reqs.values())
+                state.spent, self.bounded = state.used, state
             state.budget = named.budget if state.budget is None else min(state.budget, named.budget)
         state.ended |= named.end
         state.node = named.node
@@ -201,18 +213,27 @@ class Programs:
         """``req`` lost its row, and the cache has what it computed."""
         self.rows -= not req.background
         state = req.program
-        if state is not None and self.find(*state.key) is not state:
+        if state is not None and self.find(*state.key) is not state and state.number not in self._former:
             self._claims.over(state.number)  # a row that was in flight outlived its program
 
     def runs_ahead(self, state: ProgramState, record: Ahead) -> None:
         """What ``record`` says is being computed for ``state``, which has not asked for it yet."""
-        state.ahead = [*state.ahead[1 - AHEAD :], record]
+        state.ahead.append(record)
+        self._ahead.put(state.key[0], (state, record), len(record) + AHEAD_RECORD)
+        if len(state.ahead) > AHEAD:
+            self._forget_ahead(state, state.ahead[0])
+        while self._ahead.size > AHEAD_TOKENS:
+            self._forget_ahead(*self._ahead.oldest()[1])
+
+    def _forget_ahead(self, state: ProgramState, record: Ahead) -> None:
+        state.ahead.remove(record)
+        self._ahead.pop(state.key[0], (state, record))
 
     def _find_ahead(self, state: ProgramState, req: Req, cached_len: int) -> None:
         for record in list(state.ahead):
             if n := record.found(req, cached_len):
                 self._used += n
-                state.ahead.remove(record)
+                self._forget_ahead(state, record)
 
     def ended(self, req: Req) -> None:
         """``req`` has had its terminal event."""
@@ -228,17 +249,20 @@ class Programs:
         if not state.reqs:
             self.forget(state)
 
-    def cancel(self, tenant: str, id: str) -> ProgramState:
+    def cancel(self, tenant: str, id: str) -> list[Req]:
         """As :meth:`close`; requests of it that are still on their way are refused, be they its first ones.
 
-        Raises NotFound as :meth:`known`.
+        Returns the requests of that id that are in the engine. Raises NotFound as :meth:`known`.
         """
         self._cancelled[tenant, id] = self.now
         if len(self._cancelled) > PROGRAMS:
             del self._cancelled[next(iter(self._cancelled))]
-        state = self.known(tenant, id)
-        self.close(state)
-        return state
+        reqs = [req for one in self._former.values() if one.key == (tenant, id) for req in one.reqs.values()]
+        if not reqs or self.find(tenant, id) is not None:
+            state = self.known(tenant, id)
+            reqs += state.reqs.values()
+            self.close(state)
+        return reqs
 
     def _leave(self, state: ProgramState, req: Req) -> None:
         named = req.request.program
@@ -310,11 +334,11 @@ class Programs:
         completions, self._completions = self._completions, []
         answers = self._claims.answers
         return ProgramStats(
-            known=len(self._states),
+            known=len(self),
             seated=len(self._seated),
             opened=self._count,
             ended=self._ended,
-            forgotten=self._count - self._ended - len(self._states),
+            forgotten=self._count - self._ended - len(self),
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             leased_tokens=self._claims.leased_tokens,
@@ -390,10 +414,13 @@ class Programs:
             self._ended += 1
             self._completions.append(state.left - state.opened)
         self.stand(state)
+        for record in list(state.ahead):
+            self._forget_ahead(state, record)
         self._claims.over(state.number)
         self._moved.pop(state.number, None)
-        self._idle.pop(state.key, None)
-        del self._states[state.key]
+        if self._former.pop(state.number, None) is None:
+            self._idle.pop(state.key, None)
+            del self._states[state.key]
 
     def _settle(self, state: ProgramState) -> None:
         """Write down how much ``state`` needs now, and that it may have moved."""

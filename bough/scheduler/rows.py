@@ -114,6 +114,12 @@ class Rows:
         self._rows = None
         req.row = row
 
+    def watch(self, reqs: Iterable[Req]) -> None:
+        """Look at every token of ``reqs`` from now on, as of the next one."""
+        for req in reqs:
+            if req.row != NO_ROW:
+                self.slow[req.row] = True
+
     def foresee(self, row: int, ids: list[int]) -> None:
         """Append ``ids``, which the grammar forces. A step in flight that samples for ``row`` will sample the first."""
         n = int(self.n_ids[row])

@@ -27,6 +27,7 @@ TICKS = 0.015
 
 @dataclass(slots=True)
 class _Account:
+    key: Key
     budget: int | None
     spent: int = 0
     ended: bool = False
@@ -43,6 +44,8 @@ class Accounts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[Key, _Account] = {}
+        self._of: dict[str, _Account] = {}
+        """By request; those that have ended give their ids to others, and are in here only."""
         self._cancelled: dict[Key, float] = {}
 
     def refuses(self, request: Request) -> bool:
@@ -51,51 +54,56 @@ class Accounts:
         if key in self._cancelled and self._clock() - self._cancelled[key] < CANCELLED_SECONDS:
             return True
         account = self._accounts.get(key_of(request) or ("", ""))
-        return account is not None and account.budget is not None and account.spent >= account.budget
+        return (
+            account is not None and not account.ended and account.budget is not None and account.spent >= account.budget
+        )
 
     def arrived(self, request: Request) -> None:
         key, named = key_of(request), request.program
         if key is not None and named is not None:
-            account = self._accounts.setdefault(key, _Account(named.budget))
+            account = self._accounts.get(key)
+            if account is None or account.ended:
+                account = self._accounts[key] = _Account(key, named.budget)
+            self._of[request.rid] = account
             account.ended |= named.end
             account.rids[request.rid] = None
 
     def took(self, request: Request, n: int) -> None:
         """``n`` tokens were sent."""
-        key = key_of(request)
-        if key is not None:
-            account = self._accounts[key]
+        key, account = key_of(request), self._of.get(request.rid)
+        if account is not None:
             account.spent += n
             within = account.budget is None or account.spent <= account.budget
             require(within, "I16 budget", "{} generated {} of {}", key, account.spent, account.budget)
 
     def finished(self, request: Request, message: str) -> bool:
         """``request`` ended; whether the budget is why."""
-        key = key_of(request)
-        if key is None:
+        key, account = key_of(request), self._of.pop(request.rid, None)
+        if key is None or account is None:
             return False
-        account = self._accounts[key]
         del account.rids[request.rid]
-        if account.ended and not account.rids:
+        if account.ended and not account.rids and self._accounts.get(key) is account:
             del self._accounts[key]
         cut = message == OVER_BUDGET.message
         require(not cut or account.spent == account.budget, "I16 budget", "{} was cut at {}", key, account.spent)
         return cut
 
     def closed(self, key: Key, cancelled: bool) -> list[str]:
-        """The program ``key`` gets no more requests; the ids of those it has."""
+        """The program ``key`` gets no more requests; the ids of those that a cancel ends."""
         if cancelled:
             self._cancelled[key] = self._clock()
+            members = [rid for rid, account in self._of.items() if account.key == key]
+        else:
+            members = []
         account = self._accounts.get(key)
-        if account is None:
-            return []
-        account.ended = True
-        if not account.rids:
-            del self._accounts[key]
-        return list(account.rids)
+        if account is not None:
+            account.ended = True
+            if not account.rids:
+                del self._accounts[key]
+        return members
 
-    def knows(self, key: Key) -> bool:
-        return key in self._accounts
+    def knows(self, key: Key, cancelled: bool) -> bool:
+        return key in self._accounts or (cancelled and any(account.key == key for account in self._of.values()))
 
 
 class Ledger:
@@ -121,15 +129,19 @@ class Ledger:
     def _members(self) -> None:
         scheduler, programs = self._scheduler, self._scheduler._programs
         name = "I17 programs"
-        found: dict[Key, list[str]] = {}
+        found: dict[int, list[str]] = {}
         for rid, req in scheduler._reqs.items():
             if (key := key_of(req.request)) is not None:
-                found.setdefault(key, []).append(rid)
-                require(req.program is programs.find(*key), name, "{} belongs to another program", rid)
+                state = req.program
+                require(state is not None and state.key == key, name, "{} belongs to another program", rid)
+                own = state is programs.find(*key) or (state is not None and state.ended and state in programs.states())
+                require(own, name, "{} belongs to no program", rid)
+                found.setdefault(state.number if state is not None else 0, []).append(rid)
         for state in programs.states():
-            require(list(state.reqs) == found.pop(state.key, []), name, "requests of {}", state.key)
+            require(list(state.reqs) == found.pop(state.number, []), name, "requests of {}", state.key)
             require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
-            require((state.key in programs._idle) == (not state.reqs), name, "{} is idle or not", state.key)
+            idle = state.key in programs._idle and programs.find(*state.key) is state
+            require(idle == (not state.reqs), name, "{} is idle or not", state.key)
         require(not found, name, "unknown programs {}", list(found))
         rows = sum(req is not None and not req.background for req in scheduler._rows.reqs)
         require(programs.rows == rows, name, "{} rows of {}", programs.rows, rows)

@@ -270,10 +270,10 @@ class Simulation:
 
     def _end_program(self, tenant: str, program: str, abort: bool) -> None:
         """Close it; with an abort, the terminal events of all its requests are there at once, and only theirs."""
-        known = self.accounts.knows((tenant, program))
+        known = self.accounts.knows((tenant, program), abort)
         members = self.accounts.closed((tenant, program), abort)
         before = len(self.readers)
-        for rid in members if abort else ():
+        for rid in members:
             self.readers[rid].aborted = True
         self._controls += 1
         op: ControlOp = "cancel_program" if abort else "end_program"
@@ -283,7 +283,7 @@ class Simulation:
         except NotFound:
             require(not known, "program", "{} is not known", program)
         self._read()
-        left = before - (len(members) if abort else 0)
+        left = before - len(members)
         require(len(self.readers) == left, "abort", "{} go on of the program {}", list(self.readers), program)
 
     def _control(self, op: str) -> None:
