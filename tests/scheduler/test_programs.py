@@ -215,9 +215,148 @@ def test_what_a_program_asks_for_moves_its_own_tenants_programs_only() -> None:
     assert order == ["now", "first", "third", "second"]
 
 
+def test_a_budget_that_is_named_late_counts_what_was_before() -> None:
+    w = world()
+    w.submit(call("r0", [1, 2, 3], id="p", tokens=10))
+    w.run()
+    w.submit(call("r1", [1, 2, 4], id="p", tokens=10, budget=15))
+    w.run()
+    assert len(w.readers["r1"].tokens) == 5 and grant(w, "r1").budget == 0
+    w.submit(call("r2", [1, 2, 5], id="q", tokens=10))
+    w.run()
+    w.submit(call("r3", [1, 2, 6], id="q", budget=10))
+    finish = w.readers["r3"].finish
+    assert finish is not None and (finish.status, finish.param) == (400, "program.budget")
+
+
+def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
+    w = world()
+    w.submit(call("r0", [1, 2, 3], id="p", tokens=50))
+    w.step()
+    w.scheduler.receive(Control(1, "cancel_program", {"tenant": "", "program": "p"}))
+    w.submit(call("r1", [1, 2, 4], id="p"))
+    finish = w.readers["r1"].finish
+    assert finish is not None and (finish.status, finish.param) == (400, "program.id")
+    w.now += CANCELLED_SECONDS
+    w.submit(call("r2", [1, 2, 4], id="p"))
+    w.run()
+    assert len(w.readers["r2"].tokens) == 4, "by then it is another program"
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
+    """Without a word, a program that has had much is taken to want much."""
+    w = world(cells=256, max_running=1)
+
+    def ask(name: str, turn: int, to_come: int) -> Request:
+        said = {"next_uses": to_come} if declared else {}
+        return call(f"{name}{turn}", [ord(name) - 90] * 100 + [turn + 10] * 20, id=name, pause=0.0, **said)
+
+    for turn in range(8):
+        w.submit(ask("a", turn, 8 - turn))
+        w.run()
+    w.submit(ask("b", 0, 60))
+    w.run()
+    w.submit(call("now", [5] * 50, tokens=30))
+    w.step()
+    w.submit(ask("b", 1, 59), ask("a", 8, 0))
+    while not any(w.readers[rid].finish for rid in ("a8", "b1")):
+        w.step()
+    assert (w.readers["a8"].finish is not None) == declared
+    w.run()
+
+
+def test_one_seat_more_is_taken_where_it_saves_more_than_it_costs() -> None:
+    """Of two programs that do not fit together the second sits down beside the first as the steps of its answer would
+    cost more than computing its prompt anew, and does not where the prompt costs more."""
+    for cost, seated in ((Cost(step=1.0, token=1e-4, row=0.0), 2), (Cost(step=1e-3, token=1.0, row=0.0), 1)):
+        w = world(cells=256, step_tokens=256, cost=cost)
+        w.submit(call("before", [9] * 100, id="before", tokens=8, end=True))
+        w.run()
+        w.submit(*(call(f"{name}0", [k + 1] * 100, id=name, pause=0.0, tokens=20) for k, name in enumerate("ab")))
+        for _ in range(4):
+            w.step()
+        assert w.scheduler._programs.seated == seated
+        w.run()
+        assert all(reader.finish is not None for reader in w.readers.values())
+
+
+def ahead(w: World, name: str, prompt: list[int], tenant: str = "") -> None:
+    """What the program ``name`` is told to append to ``prompt`` is computed."""
+    ids = np.array(prompt, dtype="<i4").tobytes()
+    w.scheduler.receive(Prefetch(ids, Namespace(tenant=tenant), name))
+    w.run()
+
+
+def test_what_was_computed_ahead_is_found_by_what_stands_before_it() -> None:
+    w = world(cells=8192, step_tokens=512)
+    for name, first in (("p", 1), ("q", 2)):
+        w.submit(call(name, [first] * 100, tokens=1, id=name))
+        w.run()
+        ahead(w, name, [first] * 100 + w.readers["p"].tokens + [5] * 50)
+    programs = w.scheduler._programs
+    ((record,),) = (state.ahead for state in programs.states() if state.key[1] == "p")
+    assert len(record) <= 51, "the prompt is not kept again"
+    for name, first, used in (("q", 1, 0), ("p", 1, 31)):
+        before, answer = programs._used, w.readers["p"].tokens
+        w.submit(call(f"{name}1", [first] * 100 + answer + [5] * 30 + [7] * 9, tokens=1, id=name))
+        w.run()
+        assert abs(programs._used - before - used) <= 1, name
+
+
+def test_what_is_kept_of_what_was_computed_ahead_is_bounded_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "AHEAD_TOKENS", 2000)
+    w = world(cells=8192, step_tokens=512)
+    programs = w.scheduler._programs
+
+    def follow(name: str, tenant: str) -> None:
+        made = call(name, [len(name)] * 20, tokens=1, id=name)
+        w.submit(structs.replace(made, namespace=Namespace(tenant=tenant)))
+        w.run()
+        ahead(w, name, [len(name)] * 20 + [90, len(name)] * 60, tenant)
+
+    follow("a", "small")
+    for i in range(1, 20):
+        follow("b" * i, "large")
+        assert programs._ahead.size <= 2000
+    kept = {state.key: len(state.ahead) for state in programs.states()}
+    assert kept["small", "a"] == 1, "whoever has most loses the oldest"
+    assert 0 < sum(kept.values()) < 10 and kept["large", "b" * 19] == 1
+    for state in programs.states():
+        programs.close(state)
+    assert programs._ahead.size == 0
+
+
+def test_a_request_of_an_ended_program_begins_a_new_one() -> None:
+    """While requests of the old one run on, which a cancel still finds."""
+    w = world()
+    w.submit(call("old", [1, 2, 3], tokens=50, id="p", budget=50))
+    for _ in range(5):
+        w.step()
+    w.scheduler.receive(Control(1, "end_program", {"tenant": "", "program": "p"}))
+    w.submit(call("new", [1, 2, 4], tokens=8, id="p", budget=8))
+    w.run()
+    assert len(w.readers["new"].tokens) == 8 and len(w.readers["old"].tokens) == 50
+    assert (grant(w, "new").generated, grant(w, "new").budget) == (8, 0)
+    stats = w.scheduler.stats().programs
+    assert (stats.opened, stats.ended, stats.known, stats.forgotten) == (2, 1, 1, 0)
+    assert len(stats.completions) == 1
+
+    w.scheduler._programs.close(w.scheduler._programs.known("", "p"))
+    w.submit(call("one", [1, 2, 3], tokens=50, id="p", end=True), call("two", [1, 5], tokens=50, id="p", end=True))
+    w.submit(call("three", [7, 5], tokens=50, id="p"))
+    w.step()
+    w.scheduler.receive(Control(2, "cancel_program", {"tenant": "", "program": "p"}))
+    w.drain()
+    finishes = [w.readers[rid].finish for rid in ("one", "two", "three")]
+    assert [finish.kind for finish in finishes if finish is not None] == ["abort"] * 3
+    w.run()
+    assert not len(w.scheduler._programs) and not w.scheduler._programs._needed
+
+
 @pytest.mark.parametrize(("budget", "generated"), [(30, 30), (5, 500)])
-def test_a_budget_that_is_named_late_binds_what_runs(budget: int, generated: int) -> None:
-    """A budget that is used up already is refused with the request that names it."""
+def test_a_late_budget_binds_what_runs(budget: int, generated: int) -> None:
+    """One that is used up already is refused with the request that names it."""
     w = world(depth=1)
     w.submit(call("old", [1, 2, 3], tokens=500, id="p"))
     while len(w.readers["old"].tokens) < 20:
