@@ -19,7 +19,7 @@ from bough.lang.ir import (
 from bough.lang.joining import Race, first_valid, majority
 from bough.lang.report import Report
 from bough.lang.types import Answer
-from bough.lang.waiting import Signal
+from bough.lang.waiting import Signal, block_on
 
 _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
@@ -147,7 +147,7 @@ class ProgramState:
             if isinstance(change, tuple):
                 yield change[0]
             else:
-                change.wait()
+                block_on(change, self.stream_executor.loop, "`async for piece in s.text_async_iter(...)`")
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """As :meth:`text_iter`, for coroutines; with ``return_meta_data``, (new text, meta information)."""
@@ -308,7 +308,7 @@ class ProgramStateGroup:
         work = self._joining(mode, name, valid, key, until)
         while True:
             try:
-                next(work).wait()
+                block_on(next(work), self._source().stream_executor.loop, "`await forks.ajoin(...)`")
             except StopIteration as end:
                 return list(end.value)
 
