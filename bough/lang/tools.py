@@ -39,8 +39,8 @@ class Tool:
         seconds: after which a call of it fails.
         pause: seconds that it is expected to take, until it has been measured; an engine is told.
 
-    Raises TypeError for a parameter that has no type, or one without a JSON Schema, or that cannot be given by its name;
-    ValueError for a tool that is named ``answer``.
+    Raises TypeError for a parameter that has no type, or one without a JSON Schema, or that cannot be given by its
+    name; ValueError for a tool that is named ``answer``.
     """
 
     def __init__(self, func: Callable[..., Any], *, seconds: float | None = None, pause: float | None = None) -> None:
@@ -60,7 +60,9 @@ class Tool:
                 raise TypeError(f"the parameter {name!r} of the tool {self.name!r} has no type")
             default = parameter.default
             accepted.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
-        self._arguments = msgspec.defstruct(f"{self.name}_arguments", accepted, forbid_unknown_fields=True, kw_only=True)
+        self._arguments = msgspec.defstruct(
+            f"{self.name}_arguments", accepted, forbid_unknown_fields=True, kw_only=True
+        )
         self.parameters = _inlined(schema_of(self._arguments))
 
     def __repr__(self) -> str:
@@ -174,9 +176,7 @@ async def _step(ex: StreamExecutor, expr: SglAct, schema: str, line: Line | None
         raise InvalidAnswer("it is no complete call of a tool", text) from error
 
 
-async def _called(
-    ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], line: Line | None
-) -> tuple[ToolCall, str]:
+async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], line: Line | None) -> tuple[ToolCall, str]:
     """Make one call; (it, what the model is told). Its failure is news for the model and no error of the program."""
     made = ToolCall(tool.name, arguments)
     async with calls.recorded(ex, "tool", tool.name, line) as call:
