@@ -18,6 +18,7 @@ from bough.lang.program import Call, Line, remaining
 from bough.lang.types import Answer, answer_of
 
 if TYPE_CHECKING:
+    from bough.lang.backends.base import Generated
     from bough.lang.executor import StreamExecutor
 
 T = TypeVar("T")
@@ -60,15 +61,35 @@ async def _once(
             ex.program.spend(call.settle())
             return text if answer is None else answer.parse(text), "", meta
         if ex.num_api_spec_tokens is not None:
-            found: Any = await speculation.complete(ex, params)
+            found: Any = await speculation.complete(ex, params, lambda: _asked(ex, call, params))
         else:
-            found = await repeated(ex, call, lambda: ex.backend.agenerate(ex, params))
+            found = await _asked(ex, call, params)
         texts, meta = found
-        ex.program.spend(sum(call.count(m) for m in (meta if isinstance(meta, list) else [meta])))
+        _count(ex, call, meta)
         if isinstance(texts, list):
             return (texts if answer is None else [answer.parse(t) for t in texts]), texts[0], meta
         assert isinstance(texts, str)
         return (texts if answer is None else answer.parse(texts)), texts, meta
+
+
+def _asked(ex: StreamExecutor, call: Call, params: SglSamplingParams) -> Awaitable[Generated]:
+    return repeated(ex, call, lambda: ex.backend.agenerate(ex, params))
+
+
+def _count(ex: StreamExecutor, call: Call, meta: Any) -> None:
+    ex.program.spend(sum(call.count(m) for m in (meta if isinstance(meta, list) else [meta])))
+
+
+async def settle(ex: StreamExecutor, line: Line | None) -> None:
+    """Make the call for an open turn of the assistant, see :mod:`bough.lang.speculation`."""
+
+    async def ask(params: SglSamplingParams) -> tuple[str, Call]:
+        async with _within_budget(ex, params), recorded(ex, "generate", None, line) as call:
+            texts, meta = await _asked(ex, call, params)
+            _count(ex, call, meta)
+            return texts[0] if isinstance(texts, list) else texts, call
+
+    await speculation.settle(ex, ask)
 
 
 async def _streamed(

@@ -83,7 +83,7 @@ async def perform(ex: StreamExecutor, node: Any, line: Line | None) -> None:
         case SglAct():
             await tools.run_tool_loop(ex, node, line)
         case SglRoleEnd(role=role):
-            await speculation.settle(ex)
+            await calls.settle(ex, line)
             end_role(ex, role)
         case SglImage(path=path):
             _attach(ex, path, await asyncio.to_thread(encode_image_base64, path))
@@ -98,7 +98,7 @@ async def perform(ex: StreamExecutor, node: Any, line: Line | None) -> None:
         case SglConcateAndAppend(states=states):
             await _concatenate(ex, [state.stream_executor for state in states])
         case SglSeparateReasoning():
-            await _separate(ex, node.model_type, node.expr)
+            await _separate(ex, node.model_type, node.expr, line)
         case _:
             raise ValueError(f"Unknown type: {type(node)}")
 
@@ -127,13 +127,13 @@ async def _concatenate(ex: StreamExecutor, sources: list[StreamExecutor]) -> Non
         fill(ex, added)
 
 
-async def _separate(ex: StreamExecutor, model_type: str | None, expr: SglExpr | None) -> None:
+async def _separate(ex: StreamExecutor, model_type: str | None, expr: SglExpr | None, line: Line | None) -> None:
     if ex.stream:
         return  # the chunks have been read already
-    await speculation.settle(ex)
+    await calls.settle(ex, line)
     if isinstance(expr, SglExprList):
         for part in expr.expr_list:
-            await _separate(ex, model_type, part)
+            await _separate(ex, model_type, part, line)
     elif isinstance(expr, SglGen | SglSelect):
         reasoning, answer = split_reasoning(ex.variables[expr.name], model_type)
         name = SglSeparateReasoning(model_type, expr).name

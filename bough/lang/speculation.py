@@ -8,16 +8,21 @@ what was generated ahead while the program's texts agree with it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from bough.lang.params import SglSamplingParams
+from bough.lang.program import Call
 
 if TYPE_CHECKING:
+    from bough.lang.backends.base import Generated
     from bough.lang.executor import StreamExecutor
 
 logger = logging.getLogger(__name__)
 
 TRIES = 3
+Ask = Callable[[SglSamplingParams], Awaitable[tuple[str, Call]]]
+"""Makes one call: (its answer, the record of it)."""
 _SHARED = ("n", "temperature", "top_p", "frequency_penalty", "presence_penalty")
 
 
@@ -35,7 +40,7 @@ def record(ex: StreamExecutor, params: SglSamplingParams, name: str | None) -> N
     ex.spec_format.append({"text": "", "stop": params.stop or None, "name": name})
 
 
-async def settle(ex: StreamExecutor) -> None:
+async def settle(ex: StreamExecutor, ask: Ask) -> None:
     """Make the call for an open turn and distribute its answer."""
     prefix = ex.chat_template.get_prefix_and_suffix("assistant", ex.messages_)[0]
     if not is_open(ex) or not ex.text_.endswith(prefix):
@@ -43,11 +48,12 @@ async def settle(ex: StreamExecutor) -> None:
     terms, params = ex.spec_format, ex.spec_params
     ex.spec_format, ex.spec_params = [], None
     if params is not None:
-        params.max_new_tokens, params.stop = ex.num_api_spec_tokens, []
         for _ in range(TRIES):
-            answer, _meta = await ex.backend.agenerate(ex, params)
-            if match(terms, answer[0] if isinstance(answer, list) else answer):
+            params.max_new_tokens, params.stop = ex.num_api_spec_tokens, []
+            answer, call = await ask(params)
+            if match(terms, answer):
                 break
+            call.wasted_tokens += call.generated_tokens
         else:
             logger.warning("%s: no answer fitted the texts of the assistant's turn", ex.program.name)
     for term in terms:
@@ -75,15 +81,17 @@ def match(terms: list[dict[str, Any]], answer: str) -> bool:
     return True
 
 
-async def complete(ex: StreamExecutor, params: SglSamplingParams) -> tuple[str, dict[str, Any]]:
-    """A gen on a completion model, from what was generated ahead where there is enough of it."""
+async def complete(
+    ex: StreamExecutor, params: SglSamplingParams, attempt: Callable[[], Awaitable[Generated]]
+) -> tuple[str, dict[str, Any]]:
+    """A gen on a completion model, from what was generated ahead where there is enough of it, else by ``attempt()``."""
     stop, most = params.stop, params.max_new_tokens
     meta: dict[str, Any] = {}
     if not ex.speculated_text:
         assert ex.num_api_spec_tokens is not None
         ahead, left = max(most, ex.num_api_spec_tokens), ex.program.tokens_left()
         params.max_new_tokens, params.stop = ahead if left is None else min(ahead, left), None
-        answer, meta = await ex.backend.agenerate(ex, params)
+        answer, meta = await attempt()
         ex.speculated_text = answer[0] if isinstance(answer, list) else answer
     end = _first(ex.speculated_text, stop)
     if end is None:

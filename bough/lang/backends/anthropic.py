@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from bough.lang.backends.base import AsyncBackend, Generated
+from bough.lang.backends.base import AsyncBackend, Generated, several
 from bough.lang.errors import BackendError
 from bough.lang.http import CUT
 from bough.lang.params import SglSamplingParams
@@ -36,8 +37,13 @@ class Anthropic(AsyncBackend):
         return self.model_name
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self._call(self.client.messages.create(**self._request(s, sampling_params)))
-        return "".join(block.text for block in answer.content if block.type == "text"), _meta(answer.usage)
+        request = self._request(s, sampling_params)
+
+        async def once() -> tuple[str, Any]:
+            answer = await self._call(self.client.messages.create(**request))
+            return "".join(block.text for block in answer.content if block.type == "text"), _meta(answer.usage)
+
+        return await several(sampling_params.n, once)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
@@ -58,9 +64,12 @@ class Anthropic(AsyncBackend):
         messages = list(s.messages_) or [{"role": "user", "content": s.text_}]
         system = messages.pop(0)["content"] if messages[0]["role"] == "system" else ""
         kwargs = params.to_anthropic_kwargs()
-        # Newer clients have no arguments for these, and newer models take no more than one of them.
+        # Newer clients have no arguments for these, and newer models take no more than one of them. Older clients have
+        # none for a format.
         sampling = {name: kwargs.pop(name) for name in ("temperature", "top_p", "top_k")}
-        extra = {name: value for name, value in sampling.items() if value not in (1.0, -1)}
+        extra: dict[str, Any] = {name: value for name, value in sampling.items() if value not in (1.0, -1)}
+        if params.json_schema is not None:
+            extra["output_config"] = {"format": {"type": "json_schema", "schema": json.loads(params.json_schema)}}
         return {
             "model": self.model_name, "system": system, "messages": messages, **kwargs,
             **({"extra_body": extra} if extra else {}),

@@ -44,6 +44,19 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_threads(), run)
 
 
+async def several(n: int, once: Callable[[], Coroutine[Any, Any, tuple[str, Any]]]) -> Generated:
+    """``n`` answers of an API that gives one for a request."""
+    if n == 1:
+        return await once()
+    requests = [asyncio.ensure_future(once()) for _ in range(n)]
+    try:
+        answers = await asyncio.gather(*requests)
+    finally:
+        for request in requests:
+            request.cancel()
+    return [text for text, _ in answers], [meta for _, meta in answers]
+
+
 class BaseBackend:
     """A backend whose methods block; subclass it to write one. Each call runs on a thread.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bough.lang.backends.base import AsyncBackend, Generated
+from bough.lang.backends.base import AsyncBackend, Generated, several
+from bough.lang.errors import BackendError
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 
@@ -46,19 +49,46 @@ class LiteLLM(AsyncBackend):
         return self.model_name
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        answer = await self._litellm.acompletion(**self._request(s, sampling_params))
-        return answer.choices[0].message.content or "", _meta(getattr(answer, "usage", None))
+        request = self._request(s, sampling_params)
+
+        async def once() -> tuple[str, Any]:
+            with _translated():
+                answer = await self._litellm.acompletion(**request)
+            return answer.choices[0].message.content or "", _meta(getattr(answer, "usage", None))
+
+        return await several(sampling_params.n, once)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        async for event in await self._litellm.acompletion(stream=True, **self._request(s, sampling_params)):
-            if event.choices and (text := event.choices[0].delta.content) is not None:
-                yield text, {}
+        request = self._request(s, sampling_params) | {"stream": True, "stream_options": {"include_usage": True}}
+        with _translated():
+            async for event in await self._litellm.acompletion(**request):
+                if event.choices and (text := event.choices[0].delta.content) is not None:
+                    yield text, {}
+                if (usage := getattr(event, "usage", None)) is not None:
+                    yield "", _meta(usage)
 
     def _request(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
         messages = s.messages_ or [{"role": "user", "content": s.text_}]
-        return {"model": self.model_name, "messages": messages, **self.client_params, **params.to_litellm_kwargs()}
+        request = {"model": self.model_name, "messages": messages, **self.client_params, **params.to_litellm_kwargs()}
+        if params.json_schema is not None:
+            schema = {"name": "answer", "schema": json.loads(params.json_schema), "strict": True}
+            request["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return request
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """What LiteLLM raises in here as a BackendError. Its errors derive from those of OpenAI's client."""
+    import openai
+
+    try:
+        yield
+    except openai.APIError as error:
+        # It gives a status to errors that had none, and that of a server's error to connections that failed.
+        reached = not isinstance(error, openai.APIConnectionError) and "Connection error" not in error.message
+        raise BackendError(error.message, int(getattr(error, "status_code", 0)) if reached else 0) from error
 
 
 def _meta(usage: Any) -> dict[str, int]:

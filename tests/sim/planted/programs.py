@@ -70,8 +70,8 @@ PROGRAMS = (
         "only the first request of a cancelled program stopped",
         Scheduler,
         "_end_program",
-        "list(self._programs.cancel(tenant, program).reqs.values())",
-        "list(self._programs.cancel(tenant, program).reqs.values())[:1]",
+        "self._programs.cancel(tenant, program)",
+        "self._programs.cancel(tenant, program)[:1]",
     ),
     simple(
         "cancel_is_forgotten",
@@ -110,8 +110,8 @@ PROGRAMS = (
         "a program with nothing left was still taken in, and generated nothing",
         Programs,
         "check",
-        "max(state.spent, state.generated) >= budget",
-        "max(state.spent, state.generated) > budget",
+        "state.used >= budget",
+        "state.used > budget",
     ),
     simple(
         "siblings_separated",
