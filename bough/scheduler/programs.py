@@ -21,6 +21,7 @@ from bough.base.errors import InvalidRequest, NotFound
 from bough.base.messages import Namespace, Request
 from bough.base.plan import Ints
 from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
+from bough.base.shares import Shares
 from bough.kv.claims import Claims
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ PAUSE = 1.0
 CANCELLED_SECONDS = 10.0
 """Requests of a cancelled program that arrive so soon after were sent before it was."""
 PROGRAMS = 4096
-"""Programs that are remembered between their requests, and of those that were cancelled; the oldest goes first."""
+"""Programs that are remembered between their requests, and of those that were cancelled, of all tenants together."""
 
 
 AHEAD = 64
@@ -188,8 +189,9 @@ class Programs:
         self._pause = PAUSE
         self._token_seconds = 0.0
         self._leaving: list[tuple[float, int, ProgramState]] = []
-        self._idle: dict[tuple[str, str], None] = {}
+        self._idle: Shares[str] = Shares()
         self._cancelled: dict[tuple[str, str], float] = {}
+        self._cancels: Shares[str] = Shares()
         self._moved: dict[int, ProgramState] = {}
 
     def __len__(self) -> int:
@@ -271,7 +273,7 @@ class Programs:
             self._count += 1
             state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
         elif not state.reqs:
-            del self._idle[key]
+            self._idle.pop(*key)
             self._pause += LEARNING * (self.now - state.left - self._pause)
             mean = self.now - state.left if state.pause is None else state.pause
             state.pause = mean + LEARNING * (self.now - state.left - mean)
@@ -352,8 +354,11 @@ class Programs:
     def cancel(self, state: ProgramState) -> None:
         """As :meth:`close`; requests of it that are still on their way are refused."""
         self._cancelled[state.key] = self.now
-        if len(self._cancelled) > PROGRAMS:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._cancels.put(*state.key)
+        if self._cancels.size > PROGRAMS:
+            oldest = self._cancels.oldest()
+            self._cancels.pop(*oldest)
+            del self._cancelled[oldest]
         self.close(state)
 
     def _leave(self, state: ProgramState, req: Req) -> None:
@@ -370,9 +375,6 @@ class Programs:
         if state.ended:
             self.forget(state)
             return
-        self._idle[state.key] = None
-        if len(self._idle) > PROGRAMS:
-            self.forget(self._states[next(iter(self._idle))])
         pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self._pause)
         other = None if state is self.turn else self.next_in_line
         if not state.seated or named.next_uses == 0 or pause > self._patience or (other and before(other, state)):
@@ -380,6 +382,9 @@ class Programs:
         else:
             state.leaves = self.now + 2 * pause + 1
             heapq.heappush(self._leaving, (state.leaves, state.number, state))
+        self._idle.put(*state.key, last=state.budget is not None)
+        if self._idle.size > PROGRAMS:
+            self.forget(self._states[self._idle.oldest()])
 
     def _grant(self, req: Req, state: ProgramState | None, lease: Lease | None) -> Grant:
         answer, tokens, seconds = None, 0, 0.0
@@ -499,7 +504,7 @@ class Programs:
         self.stand(state)
         self._claims.over(state.number)
         self._moved.pop(state.number, None)
-        self._idle.pop(state.key, None)
+        self._idle.pop(*state.key)
         del self._states[state.key]
 
     def _settle(self, state: ProgramState) -> None:

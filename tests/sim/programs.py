@@ -159,7 +159,7 @@ class Ledger:
     def _leases(self, tree: RadixTree, policy: ProgramEviction) -> None:
         claims, name = self._kv.claims, "I20 leases"
         held: dict[Node, int] = {}
-        for ends, _, last in claims._leases:
+        for last, ends in claims._ends.items():
             require(ends > self._clock() - TICKS, name, "a lease until {} is still there", ends)
             node: Node | None = last
             while node is not None and node.parent is not None:
