@@ -115,7 +115,7 @@ def test_leases_are_shared(asks: list[Ask]) -> None:
 
 
 BUGS = (
-    simple("all_is_taken", "who asked last had it all", Claims, "_room", "share - leased.get(tenant, 0)", "wanted"),
+    simple("all_is_taken", "who asked last had it all", Claims, "_room", "min(missing, leased[most] - share)", "missing"),
     simple(
         "more_than_enough_is_taken",
         "a token for one tenant ended all leases of another",
