@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from bough.base.messages import Namespace
@@ -72,7 +72,7 @@ def check_books(claims: Claims, now: float) -> None:
             node = node.parent
     sums = {tenant: sum(of.values()) for tenant, of in leased.items()}
     assert {tenant: n for tenant, n in sums.items() if n} == claims._policy.leased
-    assert claims.leased_tokens <= BUDGET and len(claims._shares) == len(claims._ends)
+    assert claims.leased_tokens <= BUDGET and {node for _, node in claims._shares} == claims._ends.keys()
 
 
 def fair(asks: list[Ask]) -> None:
@@ -115,7 +115,9 @@ def test_leases_are_shared(asks: list[Ask]) -> None:
 
 
 BUGS = (
-    simple("all_is_taken", "who asked last had it all", Claims, "_room", "min(missing, leased[most] - share)", "missing"),
+    simple(
+        "all_is_taken", "who asked last had it all", Claims, "_room", "min(missing, leased[most] - share)", "missing"
+    ),
     simple(
         "more_than_enough_is_taken",
         "a token for one tenant ended all leases of another",
@@ -138,7 +140,7 @@ BUGS = (
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_planted_bugs_are_caught(bug: Bug) -> None:
-    test = settings(deadline=None, database=None, max_examples=500)(given(ASKS)(fair))
+    test = settings(deadline=None, database=None, max_examples=300, phases=[Phase.generate])(given(ASKS)(fair))
     with planted(bug), pytest.raises((AssertionError, ValueError, KeyError)):
         test()
 
