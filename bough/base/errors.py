@@ -33,6 +33,11 @@ class InvalidRequest(BoughError):
     type = "invalid_request_error"
 
 
+def program_cancelled(id: str) -> InvalidRequest:
+    """What a request is refused with whose program was cancelled a moment ago."""
+    return InvalidRequest(f"the program {id!r} was cancelled", param="program.id", code="program_cancelled")
+
+
 class NotFound(BoughError):
     """The request names something that does not exist (HTTP 404)."""
 

@@ -17,6 +17,7 @@ class Limits:
     header_count: int = 100
     json_depth: int = 32
     batch_prompts: int = 1024
+    text_chars: int = 4 << 20
     n: int = 128
     sequences: int = 1024
     messages: int = 4096

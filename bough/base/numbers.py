@@ -31,14 +31,13 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 
 
 def is_exact(value: float) -> bool:
-    """Whether the library takes ``value`` as what it is, also where it has to be an integer."""
-    if math.isfinite(value) and abs(value) > MOST_INTEGER:
-        return False
-    if isinstance(value, int):
-        if abs(value) < 2**64 and Decimal(repr(float(value))) == value:
-            return True
-    elif not math.isfinite(value):
+    """Whether the library takes ``value`` as what it is, among integers too."""
+    if isinstance(value, float) and not math.isfinite(value):
         return True  # what parses to it is refused elsewhere
+    if abs(value) > MOST_INTEGER:
+        return False
+    if isinstance(value, int) and Decimal(repr(float(value))) == value:
+        return True
     _, digits, exponent = Decimal(str(value)).normalize().as_tuple()
     return len(digits) <= DIGITS and abs(int(exponent)) <= TENS
 
@@ -75,7 +74,7 @@ def exact_bounds(schema: dict[str, Any]) -> None:
             if type(value) is int or isinstance(value, float) and math.isfinite(value):
                 inner = (_inner_integer if integers else _inner_number)(value, lower)
                 if inner > most if lower else inner < least:
-                    raise InvalidRequest(f"{word} {value} cannot be enforced: numbers of such a size are not known")
+                    raise InvalidRequest(f"{word} is beyond the numbers that can be enforced: {value}")
                 schema[word] = inner
     for words, others, limit, sign in ((_LOWER, _UPPER, most, 1), (_UPPER, _LOWER, least, -1)):
         far = any(isinstance(bound := schema.get(word), int | float) and sign * bound >= HALF_OPEN for word in words)

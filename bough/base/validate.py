@@ -18,6 +18,15 @@ INT64 = 1 << 63
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
+def check_texts(n_chars: int, limits: Limits, param: str) -> None:
+    """Raises InvalidRequest for texts of ``n_chars`` characters in all, of which every token would be held at once."""
+    if n_chars > limits.text_chars:
+        raise InvalidRequest(
+            f"{param}: texts of {n_chars} characters in all; at most {limits.text_chars} are tokenized for one request",
+            param=param,
+        )
+
+
 def too_long(size: str, context_length: int, at_least: str = "") -> InvalidRequest:
     """The error of a prompt of ``size`` that the context has no room for."""
     return InvalidRequest(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from bough.base.errors import BoughError, EngineError, InvalidRequest, Unavailab
 from bough.base.messages import Hello, Logprob, Namespace, Prefetch, Request
 from bough.base.params import PoolingParams, SamplingParams
 from bough.base.plan import Ints
-from bough.base.validate import INT64, validate_request
+from bough.base.validate import INT64, check_texts, validate_request
 from bough.engine.ahead import Following
 from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
@@ -26,10 +26,10 @@ from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
-from bough.engine.text_threads import UNIT, TextThreads
+from bough.engine.text_threads import TextThreads
 from bough.text.chat_template import ChatTemplate
 from bough.text.marking import MarkedText
-from bough.text.memory import Bound, TextMemory, check_size
+from bough.text.memory import PIECE, Bound, Steps, TextMemory, check_size
 from bough.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -118,35 +118,32 @@ class AsyncEngine:
         """
         if len(text) < LONG_TEXT:
             return self.tokenizer.encode(text, add_special=add_special)
-        return await self._encoded(text, lambda: self._encode(text, add_special, bound), bound)
+        return await self._encoded(text, self._steps(text, add_special, bound), bound)
 
-    def _encode(self, text: str, add_special: bool, bound: Bound | None) -> list[int]:
+    def _steps(self, text: str, add_special: bool, bound: Bound | None) -> Steps[list[int]]:
         return self._texts.encode(text, add_special=add_special, owner=self._tenant, bound=bound)
 
-    async def _encoded(self, text: str, encode: Callable[[], list[int]], bound: Bound | None) -> list[int]:
-        """What ``encode`` makes of ``text`` when it is its turn. Raises InvalidRequest for what cannot fit."""
-        if len(text) > UNIT and bound is not None:
-            await self._threads.run(lambda: check_size(text, self.tokenizer, bound))
-        return await self._threads.run(encode, len(text))
+    async def _encoded(self, text: str, steps: Steps[list[int]], bound: Bound | None) -> list[int]:
+        """The ids of ``text`` that ``steps`` find. Raises InvalidRequest for what cannot fit, before they begin."""
+        if len(text) > PIECE and bound is not None:
+            await self._threads.run(lambda: check_size(text, self.tokenizer, bound), self._tenant)
+        return await self._threads.run_steps(steps, self._tenant)
 
     async def tokenize_cut(self, text: str, most: int, left: bool = False, add_special: bool = True) -> list[int]:
         """See :meth:`bough.text.tokenizer.Tokenizer.encode_cut`."""
-
-        def encode() -> list[int]:
+        if len(text) < LONG_TEXT:
             return self.tokenizer.encode_cut(text, most, left=left, add_special=add_special)
-
-        return encode() if len(text) < LONG_TEXT else await self._threads.run(encode, len(text))
+        steps = self._texts.encode_cut(text, most, left=left, add_special=add_special, owner=self._tenant)
+        return await self._threads.run_steps(steps, self._tenant)
 
     async def tokenize_pair(
         self, first: str, second: str, most: int | None = None, add_special: bool = True
     ) -> list[int]:
         """See :meth:`bough.text.tokenizer.Tokenizer.encode_pair`."""
-
-        def encode() -> list[int]:
+        if len(first) + len(second) < LONG_TEXT:
             return self.tokenizer.encode_pair(first, second, most, add_special=add_special)
-
-        size = len(first) + len(second)
-        return encode() if size < LONG_TEXT else await self._threads.run(encode, size)
+        steps = self._texts.encode_pair(first, second, most, add_special=add_special)
+        return await self._threads.run_steps(steps, self._tenant)
 
     async def render_chat(
         self,
@@ -174,12 +171,17 @@ class AsyncEngine:
             )  # fmt: skip
             return marked, marked.text if marked.has_marks else marked.marked
 
-        marked, text = await self._threads.run(render)
+        marked, text = await self._threads.run(render, self._tenant)
+        if bound is None or marked.has_marks:
+            check_texts(len(text), self.hello.limits, "messages")
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode_chat(marked)
+        steps = self._chat_steps(marked) if marked.has_marks else self._steps(text, False, bound)
+        return await self._encoded(text, steps, bound)
 
-        def encode() -> list[int]:
-            return self.tokenizer.encode_chat(marked) if marked.has_marks else self._encode(text, False, bound)
-
-        return encode() if len(text) < LONG_TEXT else await self._encoded(text, encode, bound)
+    def _chat_steps(self, prompt: MarkedText) -> Steps[list[int]]:
+        yield len(prompt.marked)
+        return self.tokenizer.encode_chat(prompt)
 
     async def stream(self, prompt: str | Sequence[int] | Ints, options: GenerateOptions) -> AsyncGenerator[Chunk, None]:
         """Generate ``options.n`` sequences; their chunks in order of arrival. Closing it early aborts them.

@@ -13,7 +13,7 @@ from typing import Any
 from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest
 from bough.base.limits import Limits
-from bough.base.numbers import DIGITS, is_exact
+from bough.base.numbers import DIGITS, MOST_INTEGER, is_exact
 from bough.grammar.whitespace import written_whitespace
 
 ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "required")
@@ -21,9 +21,10 @@ ALTERNATIVES = ("anyOf", "oneOf", "allOf", "enum", "prefixItems", "items", "requ
 
 LEAST_NUMBER = -9e18
 """A number below, but as the lower end of a range, makes llguidance recurse without end, which nothing can catch."""
-VALUES, UPPER_ENDS = frozenset(("const", "enum")), frozenset(("maximum", "exclusiveMaximum"))
-"""Keywords of values, and of the upper end of a range."""
+VALUES = frozenset(("const", "enum"))
+UPPER_ENDS, LOWER_ENDS = frozenset(("maximum", "exclusiveMaximum")), frozenset(("minimum", "exclusiveMinimum"))
 
+_NUMBERED = VALUES | UPPER_ENDS | LOWER_ENDS
 _BOUNDED = frozenset((*ALTERNATIVES, "minItems", "multipleOf", "$ref", "properties"))
 
 _BRACKETS, _JSON_BRACKETS = re.compile(r"[()\[\]{}]"), re.compile(r"[\[\]{}]")
@@ -149,7 +150,7 @@ def _check_json(kind: str, value: Any, limits: Limits, strict: bool = True) -> I
         if kind == "structural_tag":
             yield from _check_format(kind, node, limits)
         for key, part in node.items():
-            inside = above if above in VALUES else key if key in VALUES or key in UPPER_ENDS else ""
+            inside = above if above in VALUES else key if key in _NUMBERED else ""
             if isinstance(part, dict | list):
                 stack.append((part, inside))
             elif inside:
@@ -159,11 +160,16 @@ def _check_json(kind: str, value: Any, limits: Limits, strict: bool = True) -> I
 def _check_number(kind: str, keyword: str, value: Any, strict: bool) -> None:
     if not isinstance(value, int | float):
         return
-    if value < LEAST_NUMBER:
-        raise InvalidRequest(f"{kind}: {keyword} has a number below {LEAST_NUMBER:g}", param=kind)
-    if strict and keyword in VALUES and not is_exact(value):
-        reason = f"a number of more than {DIGITS} digits or beyond 2**63, which cannot be enforced: {value}"
-        raise InvalidRequest(f"{kind}: {keyword} has {reason}"[:256], param=kind)
+    trouble = ""
+    if keyword in LOWER_ENDS:
+        if value >= MOST_INTEGER:  # the library ends every range there
+            trouble = "is beyond the numbers that can be enforced"
+    elif value < LEAST_NUMBER:
+        trouble = f"has a number below {LEAST_NUMBER:g}"
+    elif strict and keyword in VALUES and not is_exact(value):
+        trouble = f"has a number of more than {DIGITS} digits or beyond 2**63, which cannot be enforced"
+    if trouble:
+        raise InvalidRequest(f"{kind}: {keyword} {trouble}: {value}"[:256], param=kind)
 
 
 def _check_keywords(kind: str, node: dict[str, Any], limits: Limits, references: set[str], multiple: int) -> int:

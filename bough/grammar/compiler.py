@@ -13,6 +13,7 @@ import msgspec
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError, InvalidRequest
 from bough.base.limits import Limits
+from bough.base.turns import Turns
 from bough.grammar.admission import check_size, check_steps
 from bough.grammar.base import Backend, Template
 from bough.grammar.tags import Tags
@@ -65,42 +66,6 @@ class Ticket:
 Job = tuple[Ticket, Constraint]
 
 
-class Lane:
-    """Compiles that wait, of tenants that take turns; one that several want has a place among those of each."""
-
-    def __init__(self) -> None:
-        self._queues: dict[str, dict[bytes, Job]] = {}
-        self._tenants: dict[bytes, dict[str, None]] = {}
-
-    def push(self, tenant: str, job: Job) -> None:
-        self._queues.setdefault(tenant, {})[job[0].key] = job
-        self._tenants.setdefault(job[0].key, {})[tenant] = None
-
-    def get(self, key: bytes) -> Ticket | None:
-        tenants = self._tenants.get(key)
-        return self._queues[next(iter(tenants))][key][0] if tenants else None
-
-    def pop(self) -> Job | None:
-        """The oldest one of the tenant whose turn it is; its next turn comes after all others'."""
-        if not self._queues:
-            return None
-        tenant = next(iter(self._queues))
-        queue = self._queues[tenant]
-        job = queue[next(iter(queue))]
-        self.drop(job[0])
-        if tenant in self._queues:
-            self._queues[tenant] = self._queues.pop(tenant)
-        return job
-
-    def drop(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more, if it is here: another compile of the same may be."""
-        if self.get(ticket.key) is ticket:
-            for tenant in self._tenants.pop(ticket.key):
-                del self._queues[tenant][ticket.key]
-                if not self._queues[tenant]:
-                    del self._queues[tenant]
-
-
 class GrammarCompiler:
     """Belongs to the engine's thread; only the backend's ``compile`` runs elsewhere, by ``submit``.
 
@@ -121,7 +86,7 @@ class GrammarCompiler:
         self._limits = limits
         self._submit = submit
         self._threads = threads
-        self._small, self._large = Lane(), Lane()
+        self._small, self._large = Turns[bytes, Job](), Turns[bytes, Job]()
         self._running: dict[bytes, tuple[Ticket, Result]] = {}
         self._running_large: set[bytes] = set()
         self._templates: OrderedDict[bytes, Template] = OrderedDict()
@@ -145,21 +110,22 @@ class GrammarCompiler:
         if (running := self._running.get(key)) is not None:
             return running[0]
         lane = self._large if len(constraint.text) > LARGE_CHARS else self._small
-        if (ticket := lane.get(key)) is not None:
-            ticket.waiting += 1
+        if (job := lane.get(key)) is not None:
+            job[0].waiting += 1
         else:
             check_size(constraint, self._limits)
-            ticket = Ticket(key)
-        lane.push(tenant, (ticket, constraint))
+            job = Ticket(key), constraint
+        lane.push(tenant, key, job)
         self._begin()
-        return ticket
+        return job[0]
 
     def drop(self, ticket: Ticket) -> None:
         """One of those who share ``ticket`` is gone."""
         ticket.waiting -= 1
-        if not ticket.waiting:
-            self._small.drop(ticket)
-            self._large.drop(ticket)
+        for lane in (self._small, self._large):
+            job = lane.get(ticket.key)
+            if not ticket.waiting and job is not None and job[0] is ticket:  # another compile of the same may be here
+                lane.drop(ticket.key)
 
     def _begin(self) -> None:
         """Begin as many of the waiting compiles as may run."""

@@ -217,8 +217,8 @@ class LLGuidance:
                     return grammar_of_tags(constraint, self.atoms, dict(options))
             text = {"true": "{}", "false": '{"not": {}}'}.get(text.strip(), text)  # no place for options in these
             return str(LLMatcher.grammar_from_json_schema(with_exact_schema(text, in_pauses), overrides=options))
-        except InvalidRequest:
-            raise
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, param=error.param or constraint.kind) from None
         except Exception as error:  # the converters raise whatever their own bugs make them raise
             raise InvalidRequest(_refusal(constraint, str(error)), param=constraint.kind) from None
 

@@ -18,7 +18,8 @@ from bough.base.messages import Request
 from bough.base.plan import NO_ADAPTER
 from bough.kv.manager import KVManager
 from bough.scheduler.adapters import Adapters
-from bough.scheduler.programs import Ahead, Programs
+from bough.scheduler.program_state import Ahead
+from bough.scheduler.programs import Programs
 from bough.scheduler.req import NO_ROW, Req, Status
 
 BESIDE = 4

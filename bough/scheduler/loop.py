@@ -39,7 +39,7 @@ from bough.scheduler.constraints import Compiler, Constraints, reason_of
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
-from bough.scheduler.programs import Programs, ProgramState
+from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req, Status, initial_logprob_from
 from bough.scheduler.rows import Rows
@@ -198,7 +198,7 @@ class Scheduler:
         self._steps += 1
         self._timings.device.append(result.seconds)
         self._timings.tokens.append(len(flight.plan.tokens))
-        self._programs.measured(result.seconds, len(flight.plan.tokens), len(flight.reqs))
+        self._programs.costs.step(result.seconds, len(flight.plan.tokens), len(flight.reqs))
         self._news += self._committer.commit(flight, result)
         self._forget(flight)
 
@@ -320,12 +320,11 @@ class Scheduler:
         finish = Finish("error", message=str(error), status=error.status, param=error.param)
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
-    def _end_program(self, message: Control, state: ProgramState) -> None:
+    def _end_program(self, message: Control, tenant: str, program: str) -> None:
         if message.op == "end_program":
-            self._programs.close(state)
+            self._programs.close(self._programs.known(tenant, program))
         else:
-            self._programs.cancel(state)
-            for req in list(state.reqs.values()):
+            for req in list(self._programs.cancel(tenant, program).reqs.values()):
                 self._end(req, Finish("abort", message="the program was cancelled"))
                 self._aborted += 1
         self.outbox.append(ControlReply(message.id, True))
@@ -356,7 +355,7 @@ class Scheduler:
                 shown = self._programs.describe(message.args["tenant"], message.args.get("program"))
                 self.outbox.append(ControlReply(message.id, True, programs=shown))
             case "end_program" | "cancel_program":
-                self._end_program(message, self._programs.known(message.args["tenant"], message.args["program"]))
+                self._end_program(message, message.args["tenant"], message.args["program"])
 
     def _send(self) -> None:
         if self._programs.grants:

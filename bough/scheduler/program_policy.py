@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 
 from bough.kv.waiting import WaitingIndex
 from bough.scheduler.policy import Key, KeyPolicy, lpm
-from bough.scheduler.programs import Programs, ProgramState, before
+from bough.scheduler.program_state import ProgramState, before
+from bough.scheduler.programs import Programs
 from bough.scheduler.req import Req
 
 

@@ -3,6 +3,7 @@
 A program takes a *seat* when a request of it is admitted and there is room for its KV beside that of the programs
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
 cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
+Beyond that room it takes one where a row more saves more time than computing again what then does not fit.
 Who sits next is decided by the service that is still expected, in levels: what a program has attained (Luo et al. 2025,
 Autellix, arXiv 2502.13965), or where it says how many requests will follow, as many times what one has cost so far.
 
@@ -12,142 +13,31 @@ Whoever has no envelope is a program of one request and needs no seat.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from bough.base.errors import InvalidRequest, NotFound
-from bough.base.messages import Namespace, Request
-from bough.base.plan import Ints
+from bough.base.errors import InvalidRequest, NotFound, program_cancelled
+from bough.base.messages import Request
 from bough.base.program import Grant, Lease, ProgramInfo, ProgramStats
 from bough.base.shares import Shares
 from bough.kv.claims import Claims
+from bough.scheduler.costs import Costs, learnt
+from bough.scheduler.program_state import AHEAD, Ahead, ProgramState, before
 
 if TYPE_CHECKING:
     from bough.scheduler.req import Req
 
 GROWTH = 1.5
 """What a program is taken to need, as a multiple of its latest prompt: it will go on."""
-LEVELS = 4
-"""The first level ends at this part of the pool in tokens of service; each further level is twice as wide. Levels keep
-programs of about equal service from taking turns at every call, at the cost of the cache."""
 MEMORY_WEIGHT = 8
 """How much more a generated token counts whose context fills the whole pool, because nobody else can run beside it."""
 TURN_SHARE = 32
 """Of all service, the turns of programs that waited too long take one part in so many at most."""
 TURN_SECONDS = 60.0
 """Whoever has a turn waits so long for room at most, and keeps all others from theirs so long when it has sat down."""
-LEARNING = 0.2
-"""Weight of the latest pause, or step, in the running mean of them."""
-PAUSE = 1.0
-"""Seconds that a program is expected to stay away before anything is known."""
 CANCELLED_SECONDS = 10.0
 """Requests of a cancelled program that arrive so soon after were sent before it was."""
 PROGRAMS = 4096
 """Programs that are remembered between their requests, and of those that were cancelled, of all tenants together."""
-
-
-AHEAD = 64
-"""Continuations computed ahead that a program may have unused; the oldest is forgotten first."""
-
-
-@dataclass(slots=True, eq=False)
-class Ahead:
-    """The tokens ``ids[start:end]`` of a namespace were computed before anybody asked for them."""
-
-    namespace: Namespace
-    ids: Ints
-    start: int
-    end: int
-
-    def found(self, req: Req, cached_len: int) -> int:
-        """How many of them ``req``, which got ``cached_len`` tokens from the cache, has found there."""
-        end = min(self.end, cached_len)
-        if end <= self.start or req.request.namespace != self.namespace:
-            return 0
-        differ = np.flatnonzero(self.ids[:end] != req.ids[:end])
-        return max(0, (int(differ[0]) if len(differ) else end) - self.start)
-
-
-@dataclass(slots=True, eq=False)
-class ProgramState:
-    """One program of one tenant.
-
-    Attributes:
-        key: tenant and id.
-        number: the owner under which the cache knows it.
-        order: its place among programs of equal rank; smaller is earlier.
-        priority, deadline, budget: as the envelope says; the clock reading for the deadline.
-        service: tokens computed and generated for it, the latter weighted by the memory that they held.
-        held: tokens of its latest prompt, which is what it needs in the cache to go on.
-        level: the least expected service goes first, by powers of two.
-        to_come: requests that will follow the latest, as its envelope says; None where it does not.
-        opened: clock reading of its first arrival.
-        prompt, cached, generated, calls: tokens and requests so far, ``generated`` of those that have ended.
-        spent: tokens generated under its budget so far; those of requests that began without one count from their end.
-        reqs: its requests in the engine, by rid.
-        since: clock reading from which on it waits: of its latest admission, or of the first request that waits.
-        pause: mean seconds between its requests, None before the second.
-        left: clock reading at which its last request ended; ``leaves`` is when its seat goes.
-        node: the call that came last.
-        seated, ended: it has a seat; its last request was announced.
-        ahead: what was computed for it before it asked, and it has not found yet.
-    """
-
-    key: tuple[str, str]
-    number: int
-    order: int
-    opened: float
-    priority: int = 0
-    deadline: float = float("inf")
-    budget: int | None = None
-    service: int = 0
-    prompt: int = 0
-    cached: int = 0
-    generated: int = 0
-    held: int = 0
-    level: int = 0
-    to_come: int | None = None
-    spent: int = 0
-    reqs: dict[str, Req] = field(default_factory=dict)
-    calls: int = 0
-    since: float = 0.0
-    pause: float | None = None
-    left: float = 0.0
-    leaves: float = float("inf")
-    node: str = ""
-    seated: bool = False
-    ended: bool = False
-    ahead: list[Ahead] = field(default_factory=list)
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Smaller goes first among the programs of a tenant: priority, a deadline, then as :attr:`standing`."""
-        return -self.priority, self.deadline, *self.standing
-
-    @property
-    def standing(self) -> tuple[int, int]:
-        """Smaller goes first among those of all tenants: least expected service, then whoever came first."""
-        return self.level, self.order
-
-    @property
-    def expected(self) -> int:
-        """Tokens of service that are still to come.
-
-        Where nobody said how many requests follow, as many as there were: of programs whose sizes differ by orders of
-        magnitude, one that has had much is likely to want much.
-        """
-        if self.to_come is None:
-            return self.service
-        return (self.to_come + bool(self.reqs)) * self.service // self.calls
-
-
-def before(one: ProgramState, other: ProgramState) -> bool:
-    """Whether ``one`` goes before ``other``: by what they ask for within a tenant, else by what they have had."""
-    if one.key[0] == other.key[0]:
-        return one.rank < other.rank
-    return one.standing < other.standing
 
 
 class Programs:
@@ -176,8 +66,8 @@ class Programs:
         """Whoever goes first, because it waited too long."""
         self._turn_began = self._next_turn = 0
         self._turn_ends = self._no_room_until = 0.0
-        self._first_level = max(1, capacity // LEVELS)
         self._capacity = capacity
+        self.costs = Costs()
         self._claims = claims
         self._states: dict[tuple[str, str], ProgramState] = {}
         self._seated: dict[int, int] = {}  # what each seated program needs
@@ -186,8 +76,6 @@ class Programs:
         self._prompt_tokens = self._cached_tokens = 0
         self.prefetched = self._used = 0
         self._completions: list[float] = []
-        self._pause = PAUSE
-        self._token_seconds = 0.0
         self._leaving: list[tuple[float, int, ProgramState]] = []
         self._idle: Shares[str] = Shares()
         self._cancelled: dict[tuple[str, str], float] = {}
@@ -234,12 +122,6 @@ class Programs:
         if self.turn is not None and now >= self._turn_ends:
             self._end_turn()
 
-    def measured(self, seconds: float, n_tokens: int, n_rows: int) -> None:
-        """A step of ``n_rows`` rows computed ``n_tokens``: what computing a token anew costs."""
-        if n_tokens >= 4 * n_rows:
-            mean = self._token_seconds or seconds / n_tokens
-            self._token_seconds = mean + LEARNING * (seconds / n_tokens - mean)
-
     def check(self, request: Request) -> None:
         """Raises InvalidRequest where the program of ``request`` has used its budget up, or was cancelled just now."""
         named = request.program
@@ -247,9 +129,7 @@ class Programs:
             return
         key = request.namespace.tenant, named.id
         if self.now - self._cancelled.get(key, float("-inf")) < CANCELLED_SECONDS:
-            raise InvalidRequest(
-                f"the program {named.id!r} was cancelled", param="program.id", code="program_cancelled"
-            )
+            raise program_cancelled(named.id)
         state = self.find(*key)
         if state is None:
             return
@@ -274,9 +154,8 @@ class Programs:
             state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
         elif not state.reqs:
             self._idle.pop(*key)
-            self._pause += LEARNING * (self.now - state.left - self._pause)
-            mean = self.now - state.left if state.pause is None else state.pause
-            state.pause = mean + LEARNING * (self.now - state.left - mean)
+            away = self.now - state.left
+            self.costs.pause, state.pause = learnt(self.costs.pause, away), learnt(state.pause, away)
             state.leaves = float("inf")
         state.priority = max(state.priority, named.priority)
         if named.deadline is not None:
@@ -351,21 +230,27 @@ class Programs:
         if not state.reqs:
             self.forget(state)
 
-    def cancel(self, state: ProgramState) -> None:
-        """As :meth:`close`; requests of it that are still on their way are refused."""
-        self._cancelled[state.key] = self.now
-        self._cancels.put(*state.key)
+    def cancel(self, tenant: str, id: str) -> ProgramState:
+        """As :meth:`close`; requests of it that are still on their way are refused, be they its first ones.
+
+        Raises NotFound as :meth:`known`.
+        """
+        self._cancelled[tenant, id] = self.now
+        self._cancels.put(tenant, id)
         if self._cancels.size > PROGRAMS:
             oldest = self._cancels.oldest()
             self._cancels.pop(*oldest)
             del self._cancelled[oldest]
+        state = self.known(tenant, id)
         self.close(state)
+        return state
 
     def _leave(self, state: ProgramState, req: Req) -> None:
         named = req.request.program
         assert named is not None
         del state.reqs[req.request.rid]
         state.generated += req.n_sent
+        self.costs.answered(req.n_sent)
         state.spent = max(state.spent, state.generated)
         fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
         self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
@@ -375,7 +260,7 @@ class Programs:
         if state.ended:
             self.forget(state)
             return
-        pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self._pause)
+        pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self.costs.pause)
         other = None if state is self.turn else self.next_in_line
         if not state.seated or named.next_uses == 0 or pause > self._patience or (other and before(other, state)):
             self.stand(state)
@@ -481,11 +366,19 @@ class Programs:
         the time that takes. The first is less while t is below the time of computing a whole pool. (Memory times time
         as the waste of a pause is from Abhyankar et al. 2024, InferCept, arXiv 2402.01869.)
         """
-        return self._capacity * self._token_seconds if self._token_seconds else float("inf")
+        return self._capacity * self.costs.token_seconds or float("inf")
 
     def has_room(self, state: ProgramState) -> bool:
-        """There is a free seat for ``state``; always when nobody sits."""
-        return not self._seated or self._needed + int(GROWTH * state.held) <= self._capacity
+        """There is a free seat for ``state``, always when nobody sits, or one more is worth it.
+
+        It is where a row more saves more seconds than computing anew what then does not fit beside the others.
+        """
+        need = int(GROWTH * state.held)
+        over = self._needed + need - self._capacity
+        if not self._seated or over <= 0:
+            return True
+        costs = self.costs
+        return min(over, need) * costs.token_seconds <= costs.gain(self.rows) and costs.token_seconds > 0
 
     def stand(self, state: ProgramState) -> None:
         """``state`` gives its seat up, and its turn."""
@@ -523,6 +416,10 @@ class Programs:
             self._end_turn()
 
     def _weigh(self, state: ProgramState) -> None:
-        """What is expected of ``state`` may have changed."""
-        state.level = (state.expected // self._first_level).bit_length()
+        """What is expected of ``state`` may have changed.
+
+        The first level ends at a whole pool of service, each further one is twice as wide: so programs of about equal
+        service do not take turns at every call, at the cost of the cache.
+        """
+        state.level = (state.expected // self._capacity).bit_length()
         self._moved[state.number] = state

@@ -10,7 +10,7 @@ import numpy as np
 from bough.base.messages import Request
 from bough.base.plan import NO_ADAPTER, Ints
 from bough.scheduler.guide import Guide
-from bough.scheduler.programs import ProgramState
+from bough.scheduler.program_state import ProgramState
 from bough.text.stop import StopMatcher
 
 NO_ROW = -1

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from bough import __version__
 from bough.base.config import Config
 from bough.base.errors import InvalidRequest, Unavailable
+from bough.base.validate import check_texts
 from bough.server.chat import render
 from bough.server.errors import Forbidden, ModelNotFound, encode_json
 from bough.server.options import begun, check_ids
@@ -202,6 +203,7 @@ async def tokenize(call: Call, body: TokenizeRequest) -> bytes:
             raise InvalidRequest(f"at most {service.limits.batch_prompts} prompts are allowed", param="prompt")
         if body.prefix is not None:
             given = begun(service, call.principal.tenant, body.prefix, given, "prompt")
+        check_texts(sum(map(len, given)), service.limits, "prompt")
         lists = [await engine.tokenize(text, body.add_special_tokens is not False) for text in given]
         tokens = lists if isinstance(body.prompt, list) else lists[0]
     answer: dict[str, Any] = {

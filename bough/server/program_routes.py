@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from bough.base.messages import ControlOp
 from bough.base.program import ProgramInfo
 from bough.server.info import as_json
 from bough.server.paging import page
-from bough.server.service import Service
+from bough.server.service import Flight, Service
 
 LISTED, MOST_LISTED = 20, 1000
 """Programs on a page unless it is asked for more, and at most."""
@@ -31,8 +32,15 @@ class Programs:
         return as_json(page(request, entries, default=LISTED, most=MOST_LISTED))
 
     async def retrieve(self, request: Request) -> Response:
-        """GET /v1/programs/{id}."""
-        (found,) = await self._ask("programs", request, program=request.path_params["program_id"])
+        """GET /v1/programs/{id}. One whose first requests are still read here has calls, and nothing else yet."""
+        name = request.path_params["program_id"]
+        arriving = self._arriving(request)
+        try:
+            (found,) = await self._ask("programs", request, program=name)
+        except NotFound:
+            if not arriving:
+                raise
+            found = _unread(name, arriving)
         return as_json(_shown(found))
 
     async def end(self, request: Request) -> Response:
@@ -41,13 +49,25 @@ class Programs:
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/programs/{id}/cancel: all its requests stop, in whatever state they are."""
-        return await self._close("cancel_program", request)
+        arriving = self._arriving(request)
+        for flight in arriving:
+            flight.cancelled = request.path_params["program_id"]
+        try:
+            return await self._close("cancel_program", request)
+        except NotFound:
+            if not arriving:
+                raise
+            return _closed("cancel_program", request)
+
+    def _arriving(self, request: Request) -> list[Flight]:
+        tenant = request.scope["state"]["principal"].tenant
+        return self._service.arriving(tenant, request.path_params["program_id"])
 
     async def _close(self, op: ControlOp, request: Request) -> Response:
         name = request.path_params["program_id"]
         self._service.texts.forget(request.scope["state"]["principal"].tenant, name)
         await self._ask(op, request, program=name)
-        return as_json({"id": name, "object": "program", "status": "ended" if op == "end_program" else "cancelled"})
+        return _closed(op, request)
 
     async def _ask(self, op: ControlOp, request: Request, **args: str) -> list[ProgramInfo]:
         engine = self._service.ready_engine()
@@ -55,6 +75,20 @@ class Programs:
         if not reply.ok:
             raise (NotFound if reply.info.get("status") == 404 else EngineError)(reply.message)
         return reply.programs
+
+
+def _closed(op: ControlOp, request: Request) -> Response:
+    status = "ended" if op == "end_program" else "cancelled"
+    return as_json({"id": request.path_params["program_id"], "object": "program", "status": status})
+
+
+def _unread(id: str, arriving: list[Flight]) -> ProgramInfo:
+    """A program of which only the requests ``arriving`` are known."""
+    return ProgramInfo(
+        id=id, node="", age=time.monotonic() - arriving[0].started, idle=None, calls=len(arriving), running=0,
+        waiting=len(arriving), prompt_tokens=0, cached_tokens=0, generated_tokens=0, kept_tokens=0, service=0,
+        budget=None, deadline=None, pause=None, priority=0, seated=False,
+    )  # fmt: skip
 
 
 def _shown(info: ProgramInfo) -> dict[str, Any]:

@@ -41,6 +41,13 @@ def program_of(headers: Mapping[str, str], body: Program | None) -> Program | No
         raise InvalidRequest(f"the headers {PREFIX}-* are wrong: {error}", param="program") from None
 
 
+def programs_named(headers: Mapping[str, str], body: Program | list[Program] | None) -> frozenset[str]:
+    """The ids of the programs whose envelopes came with a request."""
+    if body is None:
+        return frozenset([headers["id"]] if "id" in headers else ())
+    return frozenset(named.id for named in (body if isinstance(body, list) else [body]))
+
+
 def lease_of(ttl: float | None) -> Lease | None:
     """A lease on the whole prompt for ``ttl`` seconds."""
     return None if ttl is None else Lease(ttl=ttl)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bough.base.config import Config
-from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable
+from bough.base.errors import ConfigError, InvalidRequest, Overloaded, Unavailable, program_cancelled
 from bough.base.limits import Limits
 from bough.base.messages import Hello, Stats
 from bough.base.validate import ADAPTER_NAME, check_adapter_name
@@ -48,7 +48,8 @@ _SUFFIX = re.compile(r"(-p\d+)?(-\d+)?")
 class Flight:
     """One HTTP request that does work: its sequences in the engine and the connection it answers on.
 
-    ``blocked_since`` is set while a write waits for a client that does not read.
+    ``blocked_since`` is set while a write waits for a client that does not read. ``programs`` are those that its
+    envelopes name, until the engine is told; ``cancelled`` the one of them that was cancelled before.
     """
 
     request_id: str
@@ -57,6 +58,9 @@ class Flight:
     rids: list[str] = field(default_factory=list)
     tokens: int = 0
     blocked_since: float | None = None
+    programs: frozenset[str] = frozenset()
+    cancelled: str | None = None
+    started: float = field(default_factory=time.monotonic)
 
 
 class Service:
@@ -180,12 +184,18 @@ class Service:
             for rid in flight.rids:
                 self._rids.pop(rid, None)
 
+    def arriving(self, tenant: str, program: str) -> list[Flight]:
+        """Requests of a program that the engine does not know of yet, oldest first; their texts may be long."""
+        return [flight for flight in self._flights if flight.tenant == tenant and program in flight.programs]
+
     def admit(self, flight: Flight, rids: list[str], tokens: int) -> None:
         """Take the sequences ``rids``, which may come to ``tokens`` tokens, on behalf of ``flight``.
 
         Raises Overloaded when too much is in flight, InvalidRequest for an id that is in flight or too long, or for
-        more than the tenant may ever have.
+        more than the tenant may ever have, or whose program was cancelled meanwhile.
         """
+        if flight.cancelled is not None:
+            raise program_cancelled(flight.cancelled)
         if self._sequences + len(rids) > self.limits.queue_requests:
             self.metrics.rejected.inc()
             raise Overloaded(f"{self._sequences} sequences are in flight; this request would add {len(rids)}")
@@ -211,6 +221,7 @@ class Service:
         self._sequences += len(taken)
         for rid in taken:
             self._rids[rid] = flight
+        flight.programs = frozenset()
 
     def _give_back(self, flight: Flight) -> None:
         self._sequences -= len(flight.rids)

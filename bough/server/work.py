@@ -21,7 +21,7 @@ from bough.server.auth import Principal
 from bough.server.body import ClientGone, check_headers, decode_body, read_body
 from bough.server.dialect import DONE, OPENAI, Dialect
 from bough.server.errors import Aborted, retry_headers
-from bough.server.programs import program_headers
+from bough.server.programs import program_headers, programs_named
 from bough.server.service import Flight, Service
 
 T = TypeVar("T")
@@ -117,7 +117,9 @@ class Work(Response, Generic[T]):
                 if len(body) > LARGE_BODY_BYTES:
                     async with service.large_body:
                         await asyncio.sleep(0)
-                await self._answer(call, decode_body(self.decoder, body, service.limits), receive, exchange)
+                parsed = decode_body(self.decoder, body, service.limits)
+                flight.programs = programs_named(call.program, getattr(parsed, "program", None))
+                await self._answer(call, parsed, receive, exchange)
         except ClientGone:
             service.metrics.disconnected.inc()
             state["gone"] = True

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bough.base.plan import LAST, Failure, Ints, Masks, PositionLogprobs, RowInit, StepPlan, StepResult, first_seen
+from bough.sim.clocked import Cost
 
+FREE = Cost(0.0, 0.0, 0.0)
 MASK = (1 << 64) - 1
 POISON = 0xDEAD_BEEF_DEAD_BEEF
 
@@ -106,6 +108,7 @@ class FakeDevice:
             returns names the plan indices that fail alone.
         window: positions that some layers see, the cells that these have of their own, and whether the positions are
             chunks (:func:`first_seen`); (0, 0, False): none do.
+        cost: what steps are said to have taken.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class FakeDevice:
         root: Callable[[RowInit], int] = lambda init: 0,
         fault: Callable[[StepPlan], dict[int, str]] = lambda plan: {},
         window: tuple[int, int, bool] = (0, 0, False),
+        cost: Cost = FREE,
     ) -> None:
         self.cells: NDArray[np.uint64] = np.full(n_cells, POISON, dtype=np.uint64)
         self.page_table: Ints = np.full((n_rows, max_len), -1, dtype=np.int32)
@@ -128,6 +132,7 @@ class FakeDevice:
         self.computed_tokens = 0
         self._root = root
         self._fault = fault
+        self._cost = cost
         self._rows: dict[int, _Row] = {}
 
     def forward(self, plan: StepPlan) -> Launched:
@@ -244,7 +249,7 @@ class FakeDevice:
         counts = np.zeros(len(plan.rows), dtype=np.int32)
         tokens: list[int] = []
         failures = {i: Failure(reason) for i, reason in failed.items()}
-        result = StepResult(plan.step, np.empty(0, np.int32), counts, failed=failures)
+        result = StepResult(plan.step, np.empty(0, np.int32), counts, seconds=self._cost.of(plan), failed=failures)
         for i, (row, start, begin, end) in enumerate(_spans(plan)):
             state, stop = self._rows[row], start + end - begin
             if i in failed:

@@ -10,16 +10,21 @@ word of the piece before ended, so that what it costs has a bound and ends where
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from bough.base.plan import Ints
 from bough.base.validate import too_long
-from bough.text.tokenizer import Tokenizer
+from bough.text.tokenizer import Tokenizer, longest_first
+
+T = TypeVar("T")
+
+Steps = Generator[int, None, T]
+"""Work on a text that stops before each of its steps, and tells how many of its characters that is about."""
 
 LEAST = 4096
 """Characters of a text that is remembered; a shorter one is encoded sooner than it is looked for."""
@@ -43,25 +48,26 @@ class Bound:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """A text, its ids, and some ends of words: ``ids[:index[k]]`` are those of ``text[:ends[k]]``.
+    """A text, its ids without a frame, and some ends of words: ``ids[:index[k]]`` are those of ``text[:ends[k]]``.
 
     Where ``part`` is set these are not all ids, but those that were asked for or a few more.
     """
 
     text: str
     ids: Ints
-    index: list[int]
-    ends: list[int]
+    index: Ints
+    ends: Ints
     part: bool = False
 
 
-_Head = tuple[str, bool, str]
+_NONE = np.empty(0, np.int32)
+_Head = tuple[str, str]
 
 
 class TextMemory:
     """Encodes texts as ``tokenizer`` does. Safe from any thread.
 
-    Vocabularies that do not cut texts into words, or put something before every text, have each text encoded whole.
+    Vocabularies that do not cut texts into words have each text encoded whole.
     """
 
     def __init__(self, tokenizer: Tokenizer, least: int = LEAST, most: int = MOST, piece: int = PIECE) -> None:
@@ -72,79 +78,121 @@ class TextMemory:
         self._order: OrderedDict[int, _Head] = OrderedDict()
         self._serial = 0
         self._lock = threading.Lock()
-        plain, framed = (tokenizer.encode("a", add_special=add) for add in (False, True))
-        self._reliable = framed[-len(plain) :] == plain  # nothing comes after a text, either
 
-    def encode(self, text: str, *, add_special: bool, owner: str = "", bound: Bound | None = None) -> list[int]:
+    def encode(self, text: str, *, add_special: bool, owner: str = "", bound: Bound | None = None) -> Steps[list[int]]:
         """See :meth:`bough.text.tokenizer.Tokenizer.encode`; what one ``owner`` has sent helps no other.
 
         Of ids that do not matter as ``bound`` says, as many are there as were found on the way. Raises InvalidRequest
         for invalid Unicode, and where it is found on the way that the context has no room for all.
         """
-        if len(text) < self._least or not self._reliable:
+        ids = yield from self._bare(text, owner, bound)
+        if ids is None:
+            yield len(text)
             return self._tokenizer.encode(text, add_special=add_special)
-        head = owner, add_special, text[:HEAD]
-        known, used = self._begun(head, text, bound)
-        if known is None and not used:
-            known = self._go_on(_Known(text, np.empty(0, np.int32), [], []), 0, text, add_special, bound)
+        return self._tokenizer.framed(ids.tolist()) if add_special else ids.tolist()
+
+    def encode_cut(
+        self, text: str, most: int, *, left: bool = False, add_special: bool = True, owner: str = ""
+    ) -> Steps[list[int]]:
+        """See :meth:`bough.text.tokenizer.Tokenizer.encode_cut`; as much of ``text`` is encoded as its ids need."""
+        room = self._tokenizer.room(most, add_special=add_special)
+        ids = yield from self._bare(text, owner, Bound(max(room, 1), "end" if left else "begin"))
+        if ids is None:
+            yield len(text)
+            return self._tokenizer.encode_cut(text, most, left=left, add_special=add_special)
+        return self._tokenizer.cut(ids.tolist(), most, left=left, add_special=add_special)
+
+    def encode_pair(
+        self, first: str, second: str, most: int | None = None, *, add_special: bool = True
+    ) -> Steps[list[int]]:
+        """See :meth:`bough.text.tokenizer.Tokenizer.encode_pair`."""
+        room = None if most is None else self._tokenizer.room(most, pair=True, add_special=add_special)
+        enough = None if room is None else room + 1
+        a = yield from self._plain(first, enough)
+        b = yield from self._plain(second, enough)
+        if room is not None and room % 2 and a is not None and b is not None and min(len(a), len(b)) > room:
+            # Which one is longer decides whose the odd id is.
+            a = yield from self._plain(first, None)
+            b = yield from self._plain(second, None)
+        if a is None or b is None:
+            yield len(first) + len(second)
+            return self._tokenizer.encode_pair(first, second, most, add_special=add_special)
+        if room is not None:
+            n_first, n_second = longest_first(len(a), len(b), room)
+            a, b = a[:n_first], b[:n_second]
+        return self._tokenizer.framed(a.tolist(), b.tolist()) if add_special else [*a.tolist(), *b.tolist()]
+
+    def _plain(self, text: str, most: int | None) -> Steps[Ints | None]:
+        """At least the first ``most`` ids of ``text``, in which the texts of special tokens are ordinary text."""
+        yield min(len(text), self._piece)
+        bound = None if most is None else Bound(most, "begin")
+        known = yield from self._go_on(_Known("", _NONE, _NONE, _NONE), 0, text, bound, plain=True)
+        return None if known is None else known.ids
+
+    def _bare(self, text: str, owner: str, bound: Bound | None) -> Steps[Ints | None]:
+        """Ids of ``text`` without a frame; None where it has to be encoded whole."""
+        if len(text) < self._least:
+            return None
+        yield min(len(text), self._piece)
+        head = owner, text[:HEAD]
+        before, last, used = self._begun(head, text)
+        known = yield from self._go_on(before, last, text, bound)
         if known is None:
-            return self._tokenizer.encode(text, add_special=add_special)
+            return None
         if not known.part:
             with self._lock:
                 self._remember(head, known, used)
         elif bound is not None and bound.keep == "whole":
             raise too_long(f"more than {bound.most} tokens", bound.most)
-        whole: list[int] = known.ids.tolist()
-        return whole
+        return known.ids
 
-    def _begun(self, head: _Head, text: str, bound: Bound | None) -> tuple[_Known | None, int]:
-        """``text`` by going on with what it has most in common with, whose number is the second; None where there is
-        nothing to go on with."""
+    def _begun(self, head: _Head, text: str) -> tuple[_Known, int, int]:
+        """What ``text`` has most in common with, the last end of a word there that holds for ``text`` too, and its
+        number; where there is none, a text that nothing is known of."""
         with self._lock:
             candidates = list(self._by_head.get(head, {}).items())
-        most, found = 0, None
+        most, found = 0, (_Known("", _NONE, _NONE, _NONE), 0, 0)
         for number, known in candidates:
-            last = bisect_right(known.ends, _common(text, known.text) - AHEAD) - 1
+            last = int(np.searchsorted(known.ends, _common(text, known.text) - AHEAD, "right")) - 1
             if last > 0 and known.ends[last] > most:
-                most, found = known.ends[last], (number, known, last)
-        if found is None:
-            return None, 0
-        number, known, last = found
-        return self._go_on(known, last, text, False, bound), number
+                most, found = int(known.ends[last]), (known, last, number)
+        return found
 
-    def _go_on(self, before: _Known, last: int, text: str, add_special: bool, bound: Bound | None) -> _Known | None:
-        """``text``, which agrees with another beyond its end of a word ``last``, or is new where that knows nothing.
+    def _go_on(
+        self, before: _Known, last: int, text: str, bound: Bound | None, *, plain: bool = False
+    ) -> Steps[_Known | None]:
+        """``text``, which agrees with another beyond its end of a word ``last``, or is new where that is 0.
 
-        None where words are not by themselves, or where too little of them is known to cut ``text``.
+        The first step has been waited for. None where words are not by themselves, or where too little of them is
+        known to cut ``text``.
         """
-        index, ends = before.index[:last], before.ends[:last]
-        i, end = (index[-1], ends[-1]) if last else (0, 0)
-        again = before.ids[i : before.index[last]] if last else before.ids
-        parts, n, dropped = [before.ids[:i]], i, 0
+        i, end = (int(before.index[last - 1]), int(before.ends[last - 1])) if last else (0, 0)
+        again = before.ids[i : before.index[last]] if last else _NONE
+        parts, index, ends, n, dropped = [before.ids[:i]], [before.index[:last]], [before.ends[:last]], i, 0
         while True:
             piece = text[end : end + self._piece]
-            ids, at, stops = self._tokenizer.encode_words(piece, add_special=add_special and end == 0)
+            ids, at, stops = self._tokenizer.encode_words(piece, plain=plain)
             # Encoded once more, which shows that nothing is put before a text.
             if not np.array_equal(again, ids[: len(again)]):
-                self._reliable = False
                 return None
             rest = end + len(piece) < len(text)
-            kept = bisect_right(stops, self._piece - AHEAD) - 1 if rest else len(stops)
+            kept = int(np.searchsorted(stops, self._piece - AHEAD, "right")) - 1 if rest else len(stops)
             if kept < 1 and rest:
                 return None
-            index += [n + each for each in at[:kept]]
-            ends += [end + each for each in stops[:kept]]
-            parts.append(np.array(ids[: at[kept - 1]] if rest else ids, np.int32))
+            index.append(n + at[:kept])
+            ends.append(end + stops[:kept])
+            parts.append(ids[: at[kept - 1]] if rest else ids)
             n += len(parts[-1])
             if bound is not None and bound.keep == "end":
                 while n - dropped - len(parts[0]) >= bound.most:
                     dropped += len(parts.pop(0))
-            if not rest:
-                return _Known(text, np.concatenate(parts), index, ends, part=dropped > 0)
-            if bound is not None and bound.keep != "end" and n > bound.most:
-                return _Known(text, np.concatenate(parts), index, ends, part=True)
-            end = ends[-1]
-            again = np.array(ids[at[kept - 1] : at[kept]], np.int32)
+            full = bound is not None and bound.keep != "end" and n > bound.most
+            if full or not rest:
+                part = dropped > 0 or (rest and full)
+                return _Known(text, np.concatenate(parts), np.concatenate(index), np.concatenate(ends), part)
+            end += int(stops[kept - 1])
+            again = ids[at[kept - 1] : at[kept]]
+            yield min(len(text) - end, self._piece)
 
     def _remember(self, head: _Head, known: _Known, used: int) -> None:
         """Keep ``known``, in place of what it goes on with if that was all of it."""

@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import models
 
 from bough.base.errors import ConfigError, InvalidRequest
+from bough.base.plan import Ints
 from bough.text.decoding import BYTE_OF_CHAR, read_decode_rule
 from bough.text.gguf_vocab import build_from_gguf
 from bough.text.hf_vocab import read_folder
@@ -88,20 +91,50 @@ class Tokenizer:
         """As :meth:`encode`; the text loses its end, or with ``left`` its beginning, until the whole, the frame
         included, has at most ``most`` ids. Raises InvalidRequest also where the frame alone has more.
         """
-        encoding = _encoding(self._full, text)
-        room = most - (self._full.num_special_tokens_to_add(is_pair=False) if add_special else 0)
+        return self.cut(_encode(self._full, text, False), most, left=left, add_special=add_special)
+
+    def cut(self, ids: list[int], most: int, *, left: bool, add_special: bool) -> list[int]:
+        """What :meth:`encode_cut` makes of a text whose ids without a frame are, or end or begin with, ``ids``."""
+        room = self.room(most, add_special=add_special)
+        kept = ids[max(len(ids) - room, 0) :] if left else ids[:room]
+        return self.framed(kept) if add_special else kept
+
+    def room(self, most: int, *, pair: bool = False, add_special: bool = True) -> int:
+        """Ids of a text, or of a pair, that with their frame are ``most``. Raises InvalidRequest where it has more."""
+        room = most - (self._full.num_special_tokens_to_add(is_pair=pair) if add_special else 0)
         if room < 0:
-            raise InvalidRequest(f"a text does not fit into {most} tokens")
-        encoding.truncate(room, direction="left" if left else "right")
-        ids: list[int] = self._full.post_process(encoding, add_special_tokens=add_special).ids
+            raise InvalidRequest(f"{'a pair of texts' if pair else 'a text'} does not fit into {most} tokens")
+        return room
+
+    def framed(self, *texts: list[int]) -> list[int]:
+        """The ids of a text, or of a pair, in the frame that :meth:`encode` or :meth:`encode_pair` adds."""
+        ids: list[int] = []
+        for token_id, text in self._frames[len(texts) - 1]:
+            ids += [token_id] if text is None else texts[text]
         return ids
 
-    def encode_words(self, text: str, *, add_special: bool) -> tuple[list[int], list[int], list[int]]:
-        """As :meth:`encode`, and some places where a word ends: the number of ids and of characters before each.
+    @cached_property
+    def _frames(self) -> list[list[tuple[int, int | None]]]:
+        """What surrounds a text, and a pair: ids of special tokens, and in the places of the texts their numbers."""
+        tried = (_encoding(self._plain, text) for text in ("a", *self._full.get_vocab()))
+        sample = next(encoding for encoding in tried if encoding.ids)
+        sample.truncate(1)
+        frames = []
+        for second in (None, sample):
+            whole, places = self._full.post_process(sample, second), count()
+            frames.append(
+                [(i, None if special else next(places)) for i, special in zip(whole.ids, whole.special_tokens_mask)]
+            )
+        return frames
 
-        Words are what the vocabulary cuts a text into before it looks for tokens.
+    def encode_words(self, text: str, *, plain: bool = False) -> tuple[Ints, Ints, Ints]:
+        """Ids of ``text`` without a frame, and some places where a word ends: the number of ids and of characters
+        before each.
+
+        Words are what the vocabulary cuts a text into before it looks for tokens. The texts of special tokens act as
+        such unless ``plain``.
         """
-        encoding = _encoding(self._full, text, add_special)
+        encoding = _encoding(self._plain if plain else self._full, text)
         ids: list[int] = encoding.ids
         index: list[int] = []
         ends: list[int] = []
@@ -117,7 +150,7 @@ class Tokenizer:
                 ends.append(end)
                 i += WORD_TOKENS - 1
             i += 1
-        return ids, index, ends
+        return np.array(ids, np.int32), np.array(index, np.int32), np.array(ends, np.int32)
 
     def least_ids(self, text: str) -> int:
         """A number of ids that ``text`` has at least, told from its bytes; 0 where the vocabulary may drop any text."""
@@ -151,12 +184,10 @@ class Tokenizer:
         The longer text loses its end until the whole has at most ``most`` ids. Raises InvalidRequest for text that is
         not valid Unicode, or where the frame alone has more.
         """
+        room = None if most is None else self.room(most, pair=True, add_special=add_special)
         a, b = (_encoding(self._plain, text) for text in (first, second))
-        if most is not None:
-            room = most - (self._full.num_special_tokens_to_add(is_pair=True) if add_special else 0)
-            if room < 0:
-                raise InvalidRequest(f"a pair of texts does not fit into {most} tokens")
-            for part, length in zip((a, b), _longest_first(len(a.ids), len(b.ids), room)):
+        if room is not None:
+            for part, length in zip((a, b), longest_first(len(a.ids), len(b.ids), room)):
                 part.truncate(length)
         ids: list[int] = self._full.post_process(a, b, add_special_tokens=add_special).ids
         return ids
@@ -330,7 +361,7 @@ def _without_prefix(parts: Mapping[str, Any], *, inner: bool) -> dict[str, Any]:
     return {**parts, "normalizer": change(parts["normalizer"]), "pre_tokenizer": change(parts["pre_tokenizer"])}
 
 
-def _longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+def longest_first(a: int, b: int, room: int) -> tuple[int, int]:
     """What is left of two lengths when the longer one is cut first, until they come to at most ``room``."""
     if a + b <= room:
         return a, b

@@ -33,6 +33,8 @@ _NO_MATTER = frozenset((
     # Of training, of how weights lie, and of what another setting switches on.
     "lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config", "fan_in_fan_out",
     "megatron_core", "megatron_config", "qalora_group_size",
+    # Ties a head's update to one of the embeddings, whose factors have other names, or does nothing.
+    "ensure_weight_tying",
 ))  # fmt: skip
 """Settings that change nothing of what an adapter computes from its tensors."""
 

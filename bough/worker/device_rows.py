@@ -48,4 +48,7 @@ class DeviceRows:
 
     def set_last(self, rows: Tensor, tokens: Tensor) -> None:
         """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
-        self.last_token[rows] = tokens.clamp(min=0).int()
+        if self.device.type == "cpu":  # as ForwardBatch.on_host
+            self.last_token.numpy()[rows.numpy()] = np.maximum(tokens.numpy(), 0)
+        else:
+            self.last_token[rows] = tokens.clamp(min=0).int()

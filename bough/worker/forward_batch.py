@@ -5,7 +5,9 @@ Shapes: B rows in the plan, T new tokens, S rows that sample.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -50,7 +52,9 @@ class HostStep:
             q_start[1:][sampled] - 1, plan.rows[sampled], *([] if plan.window_loc is None else [plan.window_loc]),
         )  # fmt: skip
         host = HostBatch(plan.rows, q_start, seq_len, plan.shared)
-        return cls(np.concatenate(parts).astype(np.int32), tuple(len(part) for part in parts), host, sampled)
+        return cls(
+            np.concatenate(parts).astype(np.int32, copy=False), tuple(len(part) for part in parts), host, sampled
+        )
 
 
 @dataclass(slots=True)
@@ -84,21 +88,46 @@ class ForwardBatch:
         Tokens that the plan leaves to the device (``LAST``) come from ``rows.last_token``, so plans must be
         turned into batches in their order, each after the sampling of the one before it was launched.
         """
-        step = HostStep.from_plan(plan)
-        return cls.of(step, to_device(step.array, rows.device), rows, _groups(plan.shared, rows))
+        step, groups = HostStep.from_plan(plan), _groups(plan.shared, rows)
+        if rows.device.type == "cpu":
+            return cls.on_host(step, rows, groups)
+        return cls.of(step, to_device(step.array, rows.device), rows, groups)
+
+    @classmethod
+    def on_host(cls, step: HostStep, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
+        """As :meth:`of` where the host is the device, in numpy and without copies.
+
+        No core computes before this is done, and torch's dispatch takes longer than what it dispatches here.
+        """
+        ends = accumulate(step.lengths)
+        parts = [step.array[end - length : end] for length, end in zip(step.lengths, ends)]
+        _, _, _, at, out_loc, row_of, given, _, _, *windowed = parts
+        rows.page_table.numpy()[row_of, at] = out_loc
+        if windowed and rows.window_table is not None:
+            rows.window_table.numpy()[row_of, at] = windowed[0]
+        tokens = np.where(given < 0, rows.last_token.numpy()[row_of], given)
+        return cls._of_parts(step, [torch.from_numpy(part) for part in parts], torch.from_numpy(tokens), rows, groups)
 
     @classmethod
     def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
         """The same from ``whole``, the array of ``step`` on the device. Nothing here looks at a number of it."""
-        b_rows, starts, seq_len, at, out_loc, row_of, given, sample_at, sample_rows, *windowed = torch.split(
-            whole[: sum(step.lengths)], list(step.lengths)
-        )
+        parts = torch.split(whole[: sum(step.lengths)], list(step.lengths))
+        _, _, _, at, out_loc, row_of, given, _, _, *windowed = parts
         rows.page_table[row_of, at] = out_loc
-        window = None
         if windowed and rows.window_table is not None:
             rows.window_table[row_of, at] = windowed[0]
-            window = WindowLocs(rows.window_table, windowed[0])
         tokens = torch.where(given < 0, rows.last_token[row_of], given)
+        return cls._of_parts(step, parts, tokens, rows, groups)
+
+    @classmethod
+    def _of_parts(
+        cls, step: HostStep, parts: Sequence[Tensor], tokens: Tensor, rows: DeviceRows, groups: SharedGroups | None
+    ) -> ForwardBatch:
+        """``parts`` are those of ``step``, on the device."""
+        b_rows, starts, seq_len, at, out_loc, _, _, sample_at, sample_rows, *windowed = parts
+        window = None
+        if windowed and rows.window_table is not None:
+            window = WindowLocs(rows.window_table, windowed[0])
         attention = AttentionBatch(
             page_table=rows.page_table,
             rows=b_rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield it
 
 
-def generate(http: httpx.Client, text: str, tokens: int = 4, **program: Any) -> httpx.Response:
+def generate(http: httpx.Client, text: str | list[str], tokens: int = 4, **program: Any) -> httpx.Response:
     params = {"max_new_tokens": tokens, "ignore_eos": True}
     return http.post("/generate", json={"text": text, "sampling_params": params, "program": program})
 
@@ -109,6 +110,28 @@ def test_a_program_is_cancelled_as_one(server: Server) -> None:
         assert last.choices[0].finish_reason == "length"
         assert "whole" not in listed(http)
         http.post("/v1/programs/other/end").raise_for_status()
+
+
+def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(1) as pool:
+        assert http.post("/v1/programs/early/cancel").status_code == 404
+        coming = pool.submit(
+            generate, http, ["the cat sat on the mat and " * 150 + str(i) for i in range(250)], id="unread"
+        )
+
+        def seen() -> bool:
+            return coming.done() or http.get("/v1/programs/unread").status_code == 200
+
+        wait_for(seen)
+        assert not coming.done()
+        shown = http.get("/v1/programs/unread").raise_for_status().json()
+        assert (shown["status"], shown["calls"], shown["prompt_tokens"]) == ("active", 1, 0)
+        assert http.post("/v1/programs/unread/cancel").raise_for_status().json()["status"] == "cancelled"
+        answered = coming.result()
+        assert (answered.status_code, answered.json()["error"]["code"]) == (400, "program_cancelled")
+        assert http.get("/v1/programs/unread").status_code == 404
+        late = generate(http, "hello", id="early")
+        assert (late.status_code, late.json()["error"]["param"]) == (400, "program.id"), "it was on its way"
 
 
 def all_is_told(state: Any) -> None:

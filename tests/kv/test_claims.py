@@ -81,7 +81,9 @@ def fair(asks: list[Ask]) -> None:
     assert claims._policy is not None
     for ask in asks:
         now += ask.later
+        live = {node: ends for node, ends in claims._ends.items() if ends > now}
         claims.tick(now)
+        assert claims._ends == live
         ns, ids = cached(kv, ask.tenant, [*range(ask.stem), *(100 + ask.tail for _ in range(ask.tail))] or [1])
         leased = claims._policy.leased
         before = dict(leased)
@@ -133,6 +135,9 @@ BUGS = (
         "_room",
         "max(self._budget - self.leased_tokens, share - leased.get(tenant, 0))",
         "self._budget - self.leased_tokens",
+    ),
+    simple(
+        "renewal_is_not_looked_at", "a renewed lease ran out with the first", Claims, "tick", "if ends > now:", "if 0:"
     ),
     simple("renewal_shortens", "a short lease ended a long one", Claims, "_keep", "if ends > self", "if True or self"),
 )

@@ -70,7 +70,7 @@ def call(tenant: str, id: str, budget: int | None = None, n: int = 0) -> Request
     return structs.replace(made, namespace=Namespace(tenant=tenant), program=Program(id=id, budget=budget))
 
 
-CALLS = st.lists(st.tuples(st.sampled_from("bc"), st.integers(0, 40), st.booleans()), min_size=10, max_size=40)
+CALLS = st.lists(st.tuples(st.sampled_from("bc"), st.integers(0, 40), st.booleans()), min_size=20, max_size=40)
 
 
 def remembered(calls: list[tuple[str, int, bool]]) -> None:
@@ -83,8 +83,8 @@ def remembered(calls: list[tuple[str, int, bool]]) -> None:
     for k, (tenant, id, budget) in enumerate(calls):
         w.submit(call(tenant, f"p{id}", 1000 if budget else None, k))
         w.run()
-        if id % 4 == 0 and (state := programs.find(tenant, f"p{id}")) is not None:
-            w.scheduler.receive(Control(k + 2, "cancel_program", {"tenant": tenant, "program": state.key[1]}))
+        if id % 3 == 0 and programs.find(tenant, f"p{id}") is not None:
+            w.scheduler.receive(Control(k + 2, "cancel_program", {"tenant": tenant, "program": f"p{id}"}))
     w.drain()
     assert len(programs) <= BOUND and len(programs._cancelled) == programs._cancels.size <= BOUND
     (info,) = programs.describe("a", "budget")

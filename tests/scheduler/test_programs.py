@@ -11,6 +11,7 @@ from bough.base.errors import NotFound
 from bough.base.messages import Control, Namespace, Request
 from bough.base.program import Grant, Lease, Program
 from bough.scheduler.programs import CANCELLED_SECONDS, TURN_SECONDS
+from bough.sim.clocked import Cost
 
 from .world import World, request
 
@@ -243,7 +244,7 @@ def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
 @pytest.mark.parametrize("declared", [False, True])
 def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
     """Without a word, a program that has had much is taken to want much."""
-    w = world(cells=1024, max_running=1)
+    w = world(cells=256, max_running=1)
 
     def ask(name: str, turn: int, to_come: int) -> Request:
         said = {"next_uses": to_come} if declared else {}
@@ -261,3 +262,18 @@ def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
         w.step()
     assert (w.readers["a8"].finish is not None) == declared
     w.run()
+
+
+def test_one_seat_more_is_taken_where_it_saves_more_than_it_costs() -> None:
+    """Of two programs that do not fit together the second sits down beside the first as the steps of its answer would
+    cost more than computing its prompt anew, and does not where the prompt costs more."""
+    for cost, seated in ((Cost(step=1.0, token=1e-4, row=0.0), 2), (Cost(step=1e-3, token=1.0, row=0.0), 1)):
+        w = world(cells=256, step_tokens=256, cost=cost)
+        w.submit(call("before", [9] * 100, id="before", tokens=8, end=True))
+        w.run()
+        w.submit(*(call(f"{name}0", [k + 1] * 100, id=name, pause=0.0, tokens=20) for k, name in enumerate("ab")))
+        for _ in range(4):
+            w.step()
+        assert w.scheduler._programs.seated == seated
+        w.run()
+        assert all(reader.finish is not None for reader in w.readers.values())

@@ -13,7 +13,8 @@ from bough.base.messages import Finish, Logprob, ModelInfo, Namespace, Outputs, 
 from bough.base.params import SamplingParams
 from bough.kv.manager import KVManager
 from bough.scheduler.loop import Scheduler
-from bough.sim.device import FakeDevice
+from bough.sim.clocked import Cost
+from bough.sim.device import FREE, FakeDevice
 
 VOCAB = 97
 DEFAULT_NAMESPACE = Namespace()
@@ -70,6 +71,7 @@ class World:
         cache: str = "radix",
         limits: Limits = DEFAULT_LIMITS,
         model: ModelInfo = MODEL,
+        cost: Cost = FREE,
         **schedule: object,
     ) -> None:
         options = {"max_running": 16, "step_tokens": 64, "depth": 0, **schedule}
@@ -83,7 +85,7 @@ class World:
             eviction=eviction,
             cache=cache,
         )
-        self.device = FakeDevice(cells, config.max_running or 0, model.context_length, model.vocab_size)
+        self.device = FakeDevice(cells, config.max_running or 0, model.context_length, model.vocab_size, cost=cost)
         self.scheduler = Scheduler(
             config,
             limits,

@@ -167,16 +167,6 @@ def test_the_input_of_a_call_comes_as_it_is_written_where_it_cannot_go_wrong(
     assert one.type == other.type == "tool_use" and one.input == other.input == {"city": "Paris, France"}
 
 
-def test_warnings(server: Running, client: anthropic.Anthropic) -> None:
-    more: Any = {"tools": [TOOL], "tool_choice": {"type": "any"}}
-    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
-    whole: Any = client.messages.create(model=MODEL, max_tokens=9, messages=ASK, **more)
-    assert whole.warnings == ["uniqueItems is not enforced"]
-    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
-    events: Any = list(client.messages.create(model=MODEL, max_tokens=9, messages=ASK, stream=True, **more))
-    assert events[-2].delta.warnings == whole.warnings
-
-
 @pytest.mark.parametrize(("family", "covered"), [("glm-4.5", True), ("granite", False)])
 def test_what_a_strict_tool_leaves_to_another_format_is_held_until_it_is_whole(family: str, covered: bool) -> None:
     """The grammar of tags knows a family's first format; granite's parser reads two more."""
@@ -195,6 +185,16 @@ def test_what_a_strict_tool_leaves_to_another_format_is_held_until_it_is_whole(f
                 pieces = [event.partial_json for event in stream if event.type == "input_json"]
             assert json.loads("".join(pieces)) == {"city": "Paris, France"}
             assert len([piece for piece in pieces if piece]) > 1 if covered and strict else len(pieces) == 1
+
+
+def test_warnings(server: Running, client: anthropic.Anthropic) -> None:
+    more: Any = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    whole: Any = client.messages.create(model=MODEL, max_tokens=9, messages=ASK, **more)
+    assert whole.warnings == ["uniqueItems is not enforced"]
+    server.client.fault_next = Finish("stop", warnings=("uniqueItems is not enforced",))
+    events: Any = list(client.messages.create(model=MODEL, max_tokens=9, messages=ASK, stream=True, **more))
+    assert events[-2].delta.warnings == whole.warnings
 
 
 def test_a_call_that_is_cut_off_ends_its_stream(server: Running, client: anthropic.Anthropic) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bough.base.plan import Ints, Masks, StepPlan, StepResult
+from bough.sim.clocked import Cost
 from bough.sim.device import FailedAfterWrite, FakeDevice
 from bough.sim.late import LateDevice, LateStep
 
@@ -90,6 +91,7 @@ class Pipeline:
             root=lambda init: root_of(init.seed, self.adapters.held.get(init.adapter, "").partition("@")[0]),
             fault=self._look,
             window=(settings.window, settings.window_cells, settings.chunked),
+            cost=Cost(step=0.01, token=0.002, row=0.001),
         )
         self.late = LateDevice(device, settings.lag)
         self.adapters = FakeAdapters(1)

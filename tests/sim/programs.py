@@ -84,11 +84,11 @@ class Accounts:
 
     def closed(self, key: Key, cancelled: bool) -> list[str]:
         """The program ``key`` gets no more requests; the ids of those it has."""
+        if cancelled:
+            self._cancelled[key] = self._clock()
         account = self._accounts.get(key)
         if account is None:
             return []
-        if cancelled:
-            self._cancelled[key] = self._clock()
         account.ended = True
         if not account.rids:
             del self._accounts[key]
@@ -231,5 +231,8 @@ class Ledger:
             return
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:
-            need = sum(int(GROWTH * s.held) for s in programs.states() if s.seated) + int(GROWTH * state.held)
-            require(need <= self._kv.capacity, "I21 seats", "{} entered and there is no room", req.request.rid)
+            own, costs = int(GROWTH * state.held), programs.costs
+            lost = own + sum(int(GROWTH * s.held) for s in programs.states() if s.seated) - self._kv.capacity
+            won = costs.answer * costs.step_seconds / (programs.rows + 1)
+            pays = 0.0 < min(lost, own) * costs.token_seconds <= won
+            require(lost <= 0 or pays, "I21 seats", "{} entered and there is no room", req.request.rid)

@@ -38,7 +38,8 @@ def write(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config
      ({"alpha_pattern": {".*q_proj": 12, "q_proj": 4}}, 3.0), ({"alpha_pattern": {r"(\w+\.?)*x": 4}}, 2.0),
      ({"rank_pattern": {"q_proj": 4}, "r": 8, "megatron_core": "megatron.core", "use_dora": False}, 2.0),
      ({"target_parameters": ["q_proj.weight"], "alpha_pattern": {"q_proj": 12, "q_proj.weight": 4}}, 1.0),
-     ({"init_lora_weights": "gaussian"}, 2.0), ({"lora_alpha": 1.5}, 0.375), ({"bias": "none"}, 2.0)],
+     ({"init_lora_weights": "gaussian"}, 2.0), ({"lora_alpha": 1.5}, 0.375), ({"bias": "none"}, 2.0),
+     ({"ensure_weight_tying": True}, 2.0)],
 )  # fmt: skip
 def test_the_scale_is_that_of_peft(tmp_path: Path, config: dict[str, Any], scale: float) -> None:
     (name, update), = read_adapter(write(tmp_path, **config)).items()  # fmt: skip

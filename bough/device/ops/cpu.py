@@ -20,7 +20,7 @@ from bough.device.ops.library import (
     RopeCall,
     SampleCall,
 )
-from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, packable
+from bough.device.ops.lora import DenseLora, LoraOp, PackedLora, adapter_arena, packable
 from bough.device.ops.packed import Kind, PackedWeight, empty
 from bough.device.ops.parts import describe
 from bough.device.ops.reference import ReferenceOps
@@ -52,6 +52,7 @@ class CpuOps(RoundsBehind):
         self.reason = reason
         self.library = library
         self._reference = ReferenceOps(reason)
+        self._adapters = adapter_arena()
         self._rms_norm = library.function("rms_norm")
         self._add_rms_norm = library.function("add_rms_norm")
         self._silu_mul = library.function("silu_mul")
@@ -258,7 +259,7 @@ class CpuOps(RoundsBehind):
     def lora(self, sizes: Sequence[int], n_in: int, n_places: int, dtype: torch.dtype) -> LoraOp:
         if not packable(sizes, n_in, dtype):
             return DenseLora(self._reference.linear if dtype != torch.float32 else self.linear, sizes, dtype)
-        return PackedLora(self.library.function("lora"), sizes, n_in, n_places)
+        return PackedLora(self.library.function("lora"), sizes, n_in, n_places, self._adapters)
 
     def packed_rows(self, weight: PackedWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
         _check_ints("packed_rows", ids)

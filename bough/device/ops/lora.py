@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from bough.device.ops.library import LinearParts, LoraAdapter, LoraCall, LoraRun, LoraRuns, LoraTable
 from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.pages import HUGE_PAGE, Arena
 from bough.device.ops.parts import describe
 
 Tensor = torch.Tensor
@@ -136,8 +137,11 @@ class DenseLora:
 class PackedLora:
     """:class:`LoraOp` by a kernel, in bfloat16 with sums in float32."""
 
-    def __init__(self, function: Callable[..., None], sizes: Sequence[int], n_in: int, n_places: int) -> None:
-        self._function, self._sizes, self._n_in = function, list(sizes), n_in
+    def __init__(
+        self, function: Callable[..., None], sizes: Sequence[int], n_in: int, n_places: int, arena: Arena
+    ) -> None:
+        """``arena`` holds the updates: those of all layers of an adapter are read in the order they were set in."""
+        self._function, self._sizes, self._n_in, self._arena = function, list(sizes), n_in, arena
         self._adapters = (ctypes.c_void_p * n_places)()
         self._kept: list[tuple[LoraAdapter, list[PackedWeight]] | None] = [None] * n_places
         padded = [*self._sizes, *[0] * (LinearParts.MOST - len(sizes))]
@@ -159,12 +163,16 @@ class PackedLora:
             a[i, : len(part_a)] = part_a
             b = torch.zeros(len(part_b), rank, dtype=torch.bfloat16)
             b[:, : part_b.shape[1]] = part_b
-            weights.append(pack_bf16(b))
+            weights.append(self._packed(b))
             adapter.b[i] = describe(weights[-1])
-        weights.append(pack_bf16(a.flatten(0, 1)))
+        weights.append(self._packed(a.flatten(0, 1)))
         adapter.a = describe(weights[-1])
         self._kept[place] = adapter, weights
         self._adapters[place] = ctypes.addressof(adapter)
+
+    def _packed(self, weight: Tensor) -> PackedWeight:
+        packed = pack_bf16(weight)
+        return replace(packed, weight=self._arena.join([packed.weight]))
 
     def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:
         fits = x.shape[1:] == (self._n_in,) and out.shape == (len(x), sum(self._sizes))
@@ -175,6 +183,11 @@ class PackedLora:
             torch.get_num_threads(),
         )  # fmt: skip
         self._function(ctypes.byref(call))
+
+
+def adapter_arena() -> Arena:
+    """For the updates of adapters that come and go: chunks so small that few adapters share one."""
+    return Arena(2 * HUGE_PAGE)
 
 
 def padded_rank(rank: int) -> int:

@@ -35,10 +35,11 @@ def advise_huge_pages(tensor: Tensor) -> None:
 class Arena:
     """Hands out tensors that lie next to each other on large pages, though each may be smaller than one.
 
-    A chunk is given back to the system when nobody has a tensor of it any more.
+    A chunk, at least ``chunk`` bytes, is given back to the system when nobody has a tensor of it any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chunk: int = CHUNK) -> None:
+        self._chunk = chunk
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def join(self, tensors: list[Tensor]) -> Tensor:
@@ -58,7 +59,7 @@ class Arena:
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n = math.prod(shape) * dtype.itemsize
         if n > len(self._rest):
-            chunk = torch.empty(max(n, CHUNK) + HUGE_PAGE, dtype=torch.uint8)
+            chunk = torch.empty(max(n, self._chunk) + HUGE_PAGE, dtype=torch.uint8)
             advise_huge_pages(chunk)
             self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE :]
         taken, self._rest = self._rest[:n], self._rest[-(-n // LINE) * LINE :]

@@ -17,6 +17,7 @@ import numpy as np
 from bough.base.errors import InvalidRequest
 from bough.base.messages import Namespace
 from bough.base.params import PoolingParams, SamplingParams
+from bough.base.validate import check_texts
 from bough.engine.generation import GenerateOptions
 from bough.server.answers import Tally, check_finish
 from bough.server.errors import encode_json
@@ -95,6 +96,8 @@ async def _pair_scores(
 
     ``names`` are the fields of the two sides; an ``instruction`` stands before each text of the first.
     """
+    n_chars = sum(map(len, (*left, *right))) + len(left) * len(instruction or "")
+    check_texts(n_chars, call.service.limits, names[0])
     left = await _shortened(call, left, body.max_tokens_per_query, "max_tokens_per_query")
     right = await _shortened(call, right, body.max_tokens_per_doc, "max_tokens_per_doc")
     if instruction:
@@ -124,11 +127,11 @@ async def _shortened(call: Call, texts: list[str], most: int | None, param: str)
         return texts
     if most < 0:
         raise InvalidRequest(f"{param} must not be negative", param=param)
-    cut = []
-    for text in texts:
+    cut = dict.fromkeys(texts, "")
+    for text in cut:
         ids = await call.engine.tokenize(text, add_special=False, bound=Bound(most, "begin"))
-        cut.append(text if len(ids) <= most else call.engine.tokenizer.decode(ids[:most]))
-    return cut
+        cut[text] = text if len(ids) <= most else call.engine.tokenizer.decode(ids[:most])
+    return [cut[text] for text in texts]
 
 
 def _given(body: ScoreRequest, *names: str) -> tuple[list[str], str]:

@@ -63,8 +63,9 @@ async def vectors(
         raise InvalidRequest(f"at most {service.limits.batch_prompts} texts are allowed in one request", param=param)
     special = body.add_special_tokens is not False
     bound = bounded(body, service.hello.model.context_length)
-    encoded = await encode_prompts(call.engine, service, list(prompts), add_special=special, param=param, bound=bound)
-    ids = [await _framed(call, given, found.ids, bound, special) for given, found in zip(prompts, encoded)]
+    given = list(prompts) if bound.keep == "whole" else [await _cut(call, each, bound, special) for each in prompts]
+    encoded = await encode_prompts(call.engine, service, given, add_special=special, param=param, bound=bound)
+    ids = [found.ids for found in encoded]
     rid = body.rid[0] if isinstance(body.rid, list) and body.rid else body.rid
     response_id, _ = request_rids(rid if isinstance(rid, str) else None, body.request_id, prefix, 1)
     names = [response_id] if len(ids) == 1 else [f"{response_id}-p{i}" for i in range(len(ids))]
@@ -97,10 +98,10 @@ def bounded(body: PoolingRequest, context_length: int) -> Bound:
     return Bound(length, "end" if body.truncation_side == "left" else "begin")
 
 
-async def _framed(call: Call, prompt: str | list[int], ids: list[int], bound: Bound, special: bool) -> list[int]:
-    """``ids``, or where they were cut those of the text ``prompt`` with the model's frame, which a vector may be of."""
-    if not isinstance(prompt, str) or bound.keep == "whole" or len(ids) < bound.most:
-        return ids
+async def _cut(call: Call, prompt: str | list[int], bound: Bound, special: bool) -> str | list[int]:
+    """The ids of a text ``prompt``, which is cut within the model's frame: a vector may be of that."""
+    if not isinstance(prompt, str):
+        return prompt
     return await call.engine.tokenize_cut(prompt, bound.most, bound.keep == "end", special)
 
 

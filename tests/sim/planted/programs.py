@@ -11,7 +11,8 @@ from bough.scheduler.commit import Committer
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import Planner
 from bough.scheduler.program_policy import ProgramPolicy
-from bough.scheduler.programs import Ahead, Programs
+from bough.scheduler.program_state import Ahead
+from bough.scheduler.programs import Programs
 
 from .mechanism import simple
 
@@ -69,15 +70,15 @@ PROGRAMS = (
         "only the first request of a cancelled program stopped",
         Scheduler,
         "_end_program",
-        "list(state.reqs.values())",
-        "list(state.reqs.values())[:1]",
+        "list(self._programs.cancel(tenant, program).reqs.values())",
+        "list(self._programs.cancel(tenant, program).reqs.values())[:1]",
     ),
     simple(
         "cancel_is_forgotten",
         "a sibling that arrived after its program was cancelled ran to its end",
         Programs,
         "cancel",
-        "self._cancelled[state.key] = self.now",
+        "self._cancelled[tenant, id] = self.now",
         "pass",
     ),
     simple(
@@ -159,14 +160,6 @@ PROGRAMS = (
         "_keep",
         "if node not in self._ends:",
         "if True:",
-    ),
-    simple(
-        "lease_renewed_ends_before",
-        "a lease that was renewed ran out when the first one did",
-        Claims,
-        "tick",
-        "if ends > now:",
-        "if False:",
     ),
     simple(
         "shared_node_keeps_its_owner",

@@ -30,6 +30,7 @@ struct Attention {
     Unit* units = nullptr;
     Item* items = nullptr;
     int64_t shared_items = 0, n_items = 0;
+    int64_t first_item = 0;             // of those that run()'s threads divide among them
     Group* groups = nullptr;
     Member* members = nullptr;
 
@@ -183,8 +184,9 @@ struct Attention {
         result[dim + 1] = sum(total);
     }
 
-    // One segment of the unit's i-th kv head for few queries, into the records of w.segment.
-    void run_narrow(const Unit& u, int i, int segment, Work<T>& w) const {
+    // One segment of the unit's i-th kv head for few queries, into the records of w.segment; beside it, some of the next
+    // cells are asked for. Not all of them arrive in time, so fetch() still comes first.
+    void run_narrow(const Unit& u, int i, int segment, const Ahead (&next)[2], Work<T>& w) const {
         Cells& cells = w.cells[0];
         locate(u, u.kv_head + i, segment, cells);
         if (i == 0) {
@@ -195,12 +197,14 @@ struct Attention {
         int64_t stride = bytes ? 2 * SEGMENT : SEGMENT;     // of scores
         const T* rows[SEGMENT];
         if (bytes) {
-            score_bytes(cells, i, n, w);
+            score_bytes(cells, i, n, next, w);
         } else {
             const T* const* keys = as_elements(cells.keys, n_read, w.keys, rows);
             for (int key = 0; key < cells.n; key += TILE) {
-                for (int j = key; j < n_read && j < key + TILE; j += WIDTH)
+                for (int j = key; j < n_read && j < key + TILE; j += WIDTH) {
+                    touch(next, j / WIDTH, n_read / WIDTH);
                     gather_tile((const uint32_t* const*)keys + j, words, (uint32_t*)w.tile + j - key);
+                }
                 product(w.queries + (int64_t)i * n * words, words, w.tile, n, words, w.scores + key, SEGMENT);
             }
         }
@@ -219,13 +223,15 @@ struct Attention {
     }
 
     // Scores of the unit's i-th kv head in int8 cells: every second row of w.scores.
-    void score_bytes(const Cells& cells, int i, int n, Work<T>& w) const {
+    void score_bytes(const Cells& cells, int i, int n, const Ahead (&next)[2], Work<T>& w) const {
         const KeyBytes* digits = (const KeyBytes*)(w.queries + (int64_t)i * n * words);
         const int inner = dim / 4;
         int32_t* sums = (int32_t*)w.scores;
         for (int key = 0; key < cells.n; key += TILE) {
-            for (int j = key; j < cells.n && j < key + TILE; j += WIDTH)
+            for (int j = key; j < cells.n && j < key + TILE; j += WIDTH) {
+                touch(next, j / WIDTH, (int)ceil_div(cells.n, WIDTH));
                 gather_tile((const uint32_t* const*)cells.keys + j, inner, (uint32_t*)w.tile + j - key);
+            }
             product(digits, inner, (const KeyBytes*)w.tile, 2 * n, inner, sums + key, SEGMENT);
         }
         for (int r = 0; r < n; ++r) {
@@ -283,11 +289,19 @@ struct Attention {
         }
     }
 
-    // A part of the next segment's cells, or nothing.
-    Ahead ahead(const Cells& next, const void* const* cells, int part, int n_parts) const {
+    // A part of the next segment's cells, with those of so many heads, or nothing.
+    Ahead ahead(const Cells& next, const void* const* cells, int n_heads, int part, int n_parts) const {
         int first = next.n * part / n_parts;
         return {next.n ? cells + first : nullptr, next.n * (part + 1) / n_parts - first,
-                (int)cell_bytes(call.kv_dtype) * dim};
+                (int)cell_bytes(call.kv_dtype) * dim * n_heads};
+    }
+
+    // Asks for what belongs to one step of many. Not a function of its own: a compiler may drop calls of one that only
+    // prefetches.
+    INLINE void touch(const Ahead (&next)[2], int step, int n_steps) const {
+        int each = next[0].per_step(n_steps);
+        if (each)
+            for (const Ahead& some : next) some.touch(step, each);
     }
 
     // One segment for many queries: into the totals in lanes, or as records.
@@ -321,7 +335,7 @@ struct Attention {
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
                     masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores, w.segment, w.top, w.sum,
                     some < now.n ? some : now.n, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale,
-                    {ahead(next, next.keys, block, n_blocks), ahead(next, next.values, block, n_blocks)},
+                    {ahead(next, next.keys, 1, block, n_blocks), ahead(next, next.values, 1, block, n_blocks)},
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
                 };
                 switch (n_vecs) {
@@ -419,7 +433,18 @@ struct Attention {
 
     // -- items
 
-    void run_item(const Item& item) const {
+    // Finds the cells that few queries need after a segment: those of the next one, or of the first segment of the item
+    // behind this one, which the same thread is likely to run. Returns whose they are.
+    const Unit& locate_next(int64_t index, int segment, Cells& to) const {
+        to.n = 0;
+        if (++segment == items[index].last_segment && ++index < n_items) segment = items[index].first_segment;
+        const Unit& u = units[items[index < n_items ? index : 0].unit];
+        if (index < n_items && narrow(u)) locate(u, u.kv_head, segment, to);
+        return u;
+    }
+
+    void run_item(int64_t index) const {
+        const Item& item = items[index];
         Work<T> w;
         Carver size = {nullptr, 0};
         w.carve(size, queries_per_unit, call.n_kv_heads, words, dim);
@@ -436,8 +461,12 @@ struct Attention {
                 run_wide(u, s, item.last_segment, u.stride ? records(u, 0, s) : nullptr, w);
                 continue;
             }
+            Cells& next = w.cells[1];
+            const Unit& then = locate_next(index, s, next);
             for (int i = 0, n = n_queries(u); i < u.n_heads; ++i) {
-                run_narrow(u, i, s, w);
+                run_narrow(u, i, s,
+                           {ahead(next, next.keys, then.n_heads, i, u.n_heads),
+                            ahead(next, next.values, then.n_heads, i, u.n_heads)}, w);
                 if (u.stride) memcpy(records(u, i, s), w.segment, sizeof(float) * n * record);
                 for (int r = 0; !u.stride && r < n; ++r)
                     merge(w.segment + r * record, w.rows + ((int64_t)i * n + r) * record);
@@ -476,7 +505,7 @@ struct Attention {
 
     static void body(void* context, int64_t item) {
         const Attention& a = *(const Attention*)context;
-        a.run_item(a.items[item]);
+        a.run_item(a.first_item + item);
     }
 
     // -- the plan
@@ -588,7 +617,7 @@ struct Attention {
     void run() {
         plan();
         parallel_items(shared_items, call.threads, body, this);
-        items += shared_items;
+        first_item = shared_items;
         parallel_items(n_items - shared_items, call.threads, body, this);
     }
 

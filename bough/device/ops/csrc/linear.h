@@ -32,18 +32,18 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
-// P panels from `panel` on, for n rows, up to `BLOCK` at a time. What is multiplied next begins at `then`.
+// P panels from `panel` on, for n rows, up to `BLOCK` at a time.
 template <typename Tile, int P, int BLOCK, typename T>
-void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const uint32_t* then,
+void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then,
                     T* out, int64_t out_stride) {
     const int64_t first = panel * PANEL, turns = ceil_div(n, BLOCK);
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    NextPanels next = {then, panel_words(l), 0};
+    NextPanels next = {then.weight, panel_words(l), then.others, 0};
     for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
         int rows = (int)(n * (turn + 1) / turns - row);
         float tile[BLOCK * P * PANEL];
         next.mask = 0;
-        for (int p = 0; then && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
+        for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
         if constexpr (BLOCK == 1)
             Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, next, tile);
         else
@@ -57,21 +57,21 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
 // compiling for every number of rows.
 template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
-              const uint32_t* then, T* out, int64_t out_stride) {
-    auto after = [&](int64_t p) { return p < end ? l.weight + p * panel_words(l) : then; };
+              const Then& then, T* out, int64_t out_stride) {
+    auto after = [&](int64_t p) { return Then{p < end ? l.weight + p * panel_words(l) : then.weight, then.others}; };
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
         rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out, out_stride);
     if constexpr (Tile::PANELS > 2)
         for (; panel + 2 <= end; panel += 2)
             rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
-    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, nullptr, out, out_stride);
+    for (; panel < end; ++panel) rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
-// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: a place within some
-// weight that the same thread reads next, if there is one.
+// Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
+// reads next.
 template <typename T>
 void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end,
-                  const uint32_t* then, T* out, int64_t out_stride) {
+                  const Then& then, T* out, int64_t out_stride) {
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
         case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
@@ -83,6 +83,13 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
         case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, then, out, out_stride);
     }
+}
+
+// How often linear_slice asks for what is wanted while it multiplies n rows with `panels` panels, or less than that.
+INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
+    const bool dense = l.kind == LINEAR_BF16;
+    return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, dense ? DENSE_PANELS : GROUP_PANELS) *
+           (dense ? input_words(l) : n_groups_of(l));
 }
 
 // How the outputs and rows of a call are cut into items.
@@ -108,7 +115,7 @@ struct PackedCall {
         // Whole pairs of panels, which every kind multiplies in one pass.
         int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
-        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, nullptr,
+        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, {},
                      c.out + first * c.out_stride, c.out_stride);
     }
 

@@ -147,15 +147,86 @@ INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
 }
 
 template <typename T>
+INLINE void prepare_group(const T* x, int n, int zero, int8_t* bytes, GroupMeta* meta) {
+    int half = n < 16 ? n : 16;
+    float inverse, scale = scale_of(largest(x, n), inverse);
+    int32_t low = to_bytes(x, half, 16, inverse, bytes);
+    int32_t all = low + to_bytes(x + half, n - half, 16, inverse, bytes + 16);
+    *meta = {scale, scale * (float)all, -zero * all, -zero * low};
+}
+
+#if defined(__AVX512F__)
+constexpr int TOGETHER = 4;
+
+// What all lanes of each of four vectors come to, side by side in every 16 bytes of the result.
+template <typename Op>
+INLINE __m512i fold(const __m512i (&x)[TOGETHER], Op op) {
+    __m512i a = op(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+    __m512i b = op(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+    __m512i all = op(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    all = op(all, _mm512_shuffle_i64x2(all, all, 0x4e));
+    return op(all, _mm512_shuffle_i64x2(all, all, 0xb1));
+}
+
+// The first of every four lanes, the second, ...
+template <int G> INLINE __m512 nth_of_four(__m512 x) { return _mm512_permute_ps(x, G * 0x55); }
+
+// Bytes of the G-th of four groups, and sums to be of their halves.
+template <int G>
+INLINE void group_bytes(const vf (&x)[2 * TOGETHER], __m512 inverse, int8_t* bytes, __m512i (&low)[TOGETHER],
+                        __m512i (&high)[TOGETHER]) {
+    const vf factor = (vf)nth_of_four<G>(inverse), magic = splat(12582912.0f);
+    const vi used = factor != vf{};
+    __m512i* sums[] = {low + G, high + G};
+    for (int half = 0; half < 2; ++half) {
+        vi q = ((vi)(x[2 * G + half] * factor + magic) - 0x4b400000) & used;
+        *sums[half] = (__m512i)q;
+        _mm_storeu_si128((__m128i*)(bytes + (2 * G + half) * 16), _mm512_cvtepi32_epi8((__m512i)q));
+    }
+}
+
+// Four whole groups, with the bits of prepare_group().
+template <typename T>
+INLINE void prepare_together(const T* from, int zero, int8_t* bytes, GroupMeta* meta) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    __m512i most[TOGETHER], low[TOGETHER], high[TOGETHER];
+    vf x[2 * TOGETHER];
+    for (int i = 0; i < 2 * TOGETHER; ++i) x[i] = load(from + i * 16);
+    for (int g = 0; g < TOGETHER; ++g)
+        most[g] = _mm512_max_epi32(_mm512_and_si512((__m512i)x[2 * g], magnitude),
+                                   _mm512_and_si512((__m512i)x[2 * g + 1], magnitude));
+    const vi bits = (vi)fold(most, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
+    const vf top = select(bits >= 0x7f800000, splat(__builtin_nanf("")), (vf)bits), inverse = splat(127.0f) / top;
+    const __m512 used = (__m512)(vf)((vi)inverse & (top > vf{}) & (inverse < splat(__builtin_inff())));
+    group_bytes<0>(x, used, bytes, low, high);
+    group_bytes<1>(x, used, bytes, low, high);
+    group_bytes<2>(x, used, bytes, low, high);
+    group_bytes<3>(x, used, bytes, low, high);
+    const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+    const vi lows = (vi)fold(low, add), all = lows + (vi)fold(high, add);
+    const vf scale = top / splat(127.0f), scaled = scale * __builtin_convertvector(all, vf);
+    __m128 columns[] = {_mm512_castps512_ps128((__m512)scale), _mm512_castps512_ps128((__m512)scaled),
+                        _mm512_castps512_ps128((__m512)(all * -zero)), _mm512_castps512_ps128((__m512)(lows * -zero))};
+    _MM_TRANSPOSE4_PS(columns[0], columns[1], columns[2], columns[3]);
+    memcpy(meta, columns, sizeof columns);
+}
+#endif
+
+template <typename T>
 INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
     int8_t* bytes = (int8_t*)to;
     GroupMeta* meta = (GroupMeta*)(to + words);
-    for (int64_t first = 0; first < n_in; first += GROUP, ++meta) {
-        int n = n_in - first < GROUP ? (int)(n_in - first) : GROUP, half = n < 16 ? n : 16;
-        float inverse, scale = scale_of(largest(x + first, n), inverse);
-        int32_t low = to_bytes(x + first, half, 16, inverse, bytes + first);
-        int32_t all = low + to_bytes(x + first + half, n - half, 16, inverse, bytes + first + 16);
-        *meta = {scale, scale * (float)all, -zero * all, -zero * low};
+    int64_t g = 0;
+#if defined(__AVX512F__)
+    // The last four may be some that have been prepared already.
+    for (const int64_t whole = n_in / GROUP; g < whole && whole >= TOGETHER; g += TOGETHER) {
+        if (g > whole - TOGETHER) g = whole - TOGETHER;
+        prepare_together(x + g * GROUP, zero, bytes + g * GROUP, meta + g);
+    }
+#endif
+    for (; g * GROUP < n_in; ++g) {
+        int64_t left = n_in - g * GROUP;
+        prepare_group(x + g * GROUP, left < GROUP ? (int)left : GROUP, zero, bytes + g * GROUP, meta + g);
     }
 }
 

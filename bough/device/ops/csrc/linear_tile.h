@@ -16,17 +16,79 @@ constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
-// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory.
+// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory. Panels of
+// few inputs are hardly longer.
 constexpr int64_t AHEAD_WORDS = 1024;
 
-// More rows take turns with the same panels, which leaves time to ask for the next panels meanwhile: words from `at`
-// on, `stride` from panel to panel. Each turn asks for the panels of its mask, so that memory is never idle.
+// Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
+// place is left for is not foreseen.
+struct Wanted {
+    static constexpr int MOST = 48;
+    static constexpr int64_t MOST_LINES = 8192;    // half of a second-level cache
+
+    struct Stretch {
+        const char *at, *end;
+    } stretch[MOST];
+    int next, count;
+    int64_t lines, pace;    // lines asked for at a time
+
+    void clear() {
+        next = count = 0;
+        lines = pace = 0;
+    }
+
+    void add(const uint32_t* words, int64_t n) {
+        const char *at = (const char*)words, *end = (const char*)(words + n);
+        if (lines > MOST_LINES) return;
+        if (count && stretch[count - 1].end == at)
+            stretch[count - 1].end = end;
+        else if (count < MOST)
+            stretch[count++] = {at, end};
+        lines += ceil_to(n, PANEL) / PANEL;
+    }
+
+    // Sets the pace such that all has been asked for after `turns`.
+    void spread(int64_t turns) { pace = (lines + turns - 1) / turns; }
+
+    INLINE void ask() {
+        for (int64_t i = 0; i < pace && next < count; ++i) {
+            Stretch& now = stretch[next];
+            __builtin_prefetch(now.at, 0, 2);
+            now.at += 64;
+            next += now.at >= now.end;
+        }
+    }
+};
+constexpr int WANTED = 2;    // lists that a thread asks for at the same time
+
+// What a thread reads after some panels, or null: a place within a weight, and WANTED lists of anything else.
+struct Then {
+    const uint32_t* weight;
+    Wanted* others;
+};
+
+// What the next pass reads: words from `at` on, `stride` from panel to panel, as in this one; null if nothing does.
 struct NextPanels {
     const uint32_t* at;
     int64_t stride;
+    Wanted* others;
     unsigned mask;
 
-    // The lines that correspond to `lines` from word `from` of the present panels.
+    INLINE void ask() const {
+        if (__builtin_expect(others != nullptr, 0))
+            for (int i = 0; i < WANTED; ++i) others[i].ask();
+    }
+
+    // Of few rows: the lines that are read AHEAD_WORDS after word `from` of the present panels, which begin at `w`.
+    template <int P>
+    INLINE void ahead(const uint32_t* w, int64_t from) const {
+        from += AHEAD_WORDS;
+        const uint32_t* begin = from < stride ? w + from : at + (from - stride);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride);
+    }
+
+    // Of more rows, which take turns with the same panels: the lines that correspond to `lines` from word `from` of the
+    // present ones. Each turn asks for the panels of its mask, so that memory is never idle.
     template <int P>
     INLINE void touch(int64_t from, int lines) const {
         for (int p = 0; p < P; ++p)
@@ -90,9 +152,10 @@ INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, con
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
         if (R <= 2)
-            for (int p = 0; p < P; ++p) __builtin_prefetch(w + p * words * PANEL + i * PANEL + AHEAD_WORDS);
+            next.ahead<P>(w, i * PANEL);
         else
             next.touch<P>(i * PANEL, 1);
+        next.ask();
         add_word<V, R, P>(sums, column, a, 0);
     }
 }
@@ -261,20 +324,23 @@ struct GroupTile {
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
                            float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
-        const uint32_t* w = l.weight + panel * stride;
+        const uint32_t *const begin = l.weight + panel * stride, *w = begin;
         RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
         clear(total);
+        for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
         for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
-            if (R <= 2)
-                for (int p = 0; p < P; ++p) {
-                    for (int i = 0; i < LINES; ++i) __builtin_prefetch(w + p * stride + i * PANEL + AHEAD_WORDS);
-                    if (!Format::WHOLE)
-                        __builtin_prefetch(Format::scales(l, panel + p, g + AHEAD_WORDS / (LINES * PANEL), n_groups));
-                }
-            else
+            if (R <= 2) {
+                for (int i = 0; i < LINES; ++i) next.ahead<P>(begin, (g * LINES + i) * PANEL);
+                const int64_t later = g + AHEAD_WORDS / (LINES * PANEL);
+                for (int p = 0; !Format::WHOLE && p < P; ++p)
+                    __builtin_prefetch(later < n_groups ? Format::scales(l, panel + p, later, n_groups)
+                                                        : Format::scales(l, panel + P + p, later - n_groups, n_groups));
+            } else {
                 next.touch<P>(g * LINES * PANEL, LINES);
+            }
+            next.ask();
             constexpr int PARTS = Format::SPLIT ? 2 : 1;
             for (int part = 0; part < PARTS; ++part) {
                 Sums<vi, R, P> sums;

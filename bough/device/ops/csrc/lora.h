@@ -1,11 +1,15 @@
 // Low-rank updates (LoRA, Hu et al. 2021) of different adapters in one batch: out += B (A x), in bfloat16.
 //
-// Both products go through the kernels of packed bfloat16, so the bits of a token depend on itself alone. What lies
-// between them is rounded to bfloat16. A kernel that is already running on several threads calls the parts itself:
+// The order of every sum depends on the shapes of A and B alone, so the bits of a token depend on itself alone. What
+// lies between the products is rounded to bfloat16. A kernel that is already running on several threads calls the parts
+// itself:
 //
-//     ... lora_shrink(table, runs, i, x, x_stride) for each of the runs ...
+//     ... lora_shrink(table, runs, item, x, x_stride) for each of the lora_items(table, runs) ...
 //     ... barrier ...
-//     lora_expand(table, runs, i, 0, T, begin, end, out, out_stride);    // once the columns [begin, end) of out are written
+//     lora_expand(table, runs, i, 0, T, begin, end, out, out_stride);    // once out's columns [begin, end) are written
+//
+// Adapters are small and many: what a step reads of them lies far apart. Unless it is asked for in time (lora_want_a,
+// lora_want_b), reading takes most of the time.
 #pragma once
 
 #include "elementwise.h"
@@ -14,21 +18,154 @@
 
 namespace {
 
-constexpr int64_t LORA_COLUMNS = 64;      // columns in work at a time
 constexpr int64_t LORA_SHARE = 256;       // columns handed out at a time
+
+// Sums in parallel of a product with one panel, which would otherwise wait for each other.
+constexpr int LORA_CHAINS = WIDTH == 16 ? 4 : 1;
 
 // The inner values of a token: those of each part of the layer, `rank` of them, side by side.
 INLINE bf16* lora_inner(const LoraRuns& runs, int64_t token) { return (bf16*)runs.inner + token * runs.inner_stride; }
 
-// Run i: inner := A x
-INLINE void lora_shrink(const LoraTable& table, const LoraRuns& runs, int64_t i, const bf16* x, int64_t x_stride) {
-    const LoraRun& run = runs.run[i];
-    const LoraAdapter* adapter = table.adapters[run.place];
-    if (!adapter) return;
-    PreparedRows rows = {(const uint32_t*)(x + run.first * x_stride), run.step * x_stride / 2};
-    linear_slice(adapter->a, rows, run.count, 0, adapter->a.n_out, nullptr, lora_inner(runs, run.first),
-                 run.step * runs.inner_stride);
+INLINE const LoraAdapter* lora_adapter(const LoraTable& table, const LoraRuns& runs, int64_t i) {
+    return table.adapters[runs.run[i].place];
 }
+
+// Calls block.run<R>(row) for blocks of R <= LINEAR_ROWS of n rows.
+template <typename Block>
+INLINE void lora_blocks(int64_t n, const Block& block) {
+    const int64_t turns = ceil_div(n, LINEAR_ROWS);
+    for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
+        const int64_t end = n * (turn + 1) / turns;
+        switch (end - row) {
+            case 1: block.template run<1>(row); break;
+            case 2: block.template run<2>(row); break;
+            case 3: block.template run<3>(row); break;
+#if BOUGH_WIDTH == 16
+            case 4: block.template run<4>(row); break;
+            case 5: block.template run<5>(row); break;
+#endif
+            default: block.template run<LINEAR_ROWS>(row);
+        }
+        row = end;
+    }
+}
+
+// One panel of A, and where its results go.
+struct LoraShrink {
+    const uint32_t* weight;
+    int64_t words;
+    PreparedRows x;
+    bf16* inner;
+    int64_t stride;
+
+    template <int R>
+    INLINE void run(int64_t row) const {
+        constexpr int C = LORA_CHAINS;
+        Sums<vf, R, C> sums;
+        clear(sums);
+        RowCursor a(x.row(row), x.stride);
+        const uint32_t* w = weight;
+        int64_t i = 0;
+        for (; i + C <= words; i += C, w += C * PANEL, a.advance(4 * C)) add<R, C>(sums, w, a);
+        for (; i < words; ++i, w += PANEL, a.advance(4)) add<R, 1>(sums, w, a);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < PANEL_VECS; ++v) {
+                vf total = sums.at[r][v];
+                if constexpr (C == 4) total = (total + sums.at[r][PANEL_VECS + v]) +
+                                    (sums.at[r][2 * PANEL_VECS + v] + sums.at[r][3 * PANEL_VECS + v]);
+                store(inner + (row + r) * stride + v * WIDTH, total);
+            }
+    }
+
+    // Chain c of the sums += word c of the inputs times that of the weight.
+    template <int R, int N>
+    static INLINE void add(Sums<vf, R, LORA_CHAINS>& sums, const uint32_t* w, const RowCursor& a) {
+        vu column[N * PANEL_VECS];
+        load_word<N>(column, w, PANEL);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int j = 0; j < N * PANEL_VECS; ++j)
+                sums.at[r][j] = dot_pairs(sums.at[r][j], column[j], ((const uint32_t*)a(r))[j / PANEL_VECS]);
+    }
+};
+
+INLINE int64_t lora_panels(const LoraTable& table, const LoraRuns& runs) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < runs.n_runs; ++i) {
+        const LoraAdapter* adapter = lora_adapter(table, runs, i);
+        if (adapter && adapter->a.n_out > most * PANEL) most = adapter->a.n_out / PANEL;
+    }
+    return most;
+}
+
+// The first product, panel by panel of A, run by run.
+INLINE int64_t lora_items(const LoraTable& table, const LoraRuns& runs) {
+    return runs.n_runs * lora_panels(table, runs);
+}
+
+// Items [first, last) of the first product: inner := A x
+INLINE void lora_shrink(const LoraTable& table, const LoraRuns& runs, int64_t first, int64_t last, const bf16* x,
+                        int64_t x_stride) {
+    const int64_t panels = lora_panels(table, runs);
+    for (int64_t item = first; item < last; ++item) {
+        const LoraRun& run = runs.run[item / panels];
+        const LoraAdapter* adapter = table.adapters[run.place];
+        const int64_t panel = item % panels;
+        if (!adapter || panel * PANEL >= adapter->a.n_out) continue;
+        const PackedLinear& a = adapter->a;
+        LoraShrink shrink = {a.weight + panel * panel_words(a), a.n_in / 2,
+                             {(const uint32_t*)(x + run.first * x_stride), run.step * x_stride / 2},
+                             lora_inner(runs, run.first) + panel * PANEL, run.step * runs.inner_stride};
+        lora_blocks(run.count, shrink);
+    }
+}
+
+// The second product for columns [first, stop) of one part, and where column 0 of it is.
+struct LoraExpand {
+    const PackedLinear& b;
+    PreparedRows inner;
+    int64_t first, stop;
+    bf16* out;
+    int64_t stride;
+
+    template <int R>
+    INLINE void run(int64_t row) const {
+        int64_t panel = first / PANEL;
+        for (; (panel + DENSE_PANELS) * PANEL <= stop; panel += DENSE_PANELS) add<R, DENSE_PANELS>(row, panel);
+        for (; panel * PANEL < stop; ++panel) add<R, 1>(row, panel);
+    }
+
+    template <int R, int P>
+    INLINE void add(int64_t row, int64_t panel) const {
+        constexpr int STEP = 8;    // ranks are multiples of 2 * STEP
+        const int64_t words = b.n_in / 2;
+        const uint32_t* w = b.weight + panel * words * PANEL;
+        Sums<vf, R, P> sums;
+        clear(sums);
+        RowCursor a(inner.row(row), inner.stride);
+        for (int64_t i = 0; i < words; i += STEP, a.advance(4 * STEP))
+#pragma GCC unroll 8
+            for (int j = 0; j < STEP; ++j) {
+                vu column[P * PANEL_VECS];
+                load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
+                add_word<vf, R, P>(sums, column, a, j);
+            }
+        const int columns = (int)(stop - panel * PANEL < P * PANEL ? stop - panel * PANEL : P * PANEL);
+        for (int r = 0; r < R; ++r) add_to(out + (row + r) * stride + panel * PANEL, sums.at[r], columns);
+    }
+
+    template <int N>
+    static INLINE void add_to(bf16* to, const vf (&sums)[N], int columns) {
+        if (N * WIDTH == columns) {
+            for (int j = 0; j < N; ++j) store(to + j * WIDTH, load(to + j * WIDTH) + sums[j]);
+            return;
+        }
+        float value[N * WIDTH];
+        for (int j = 0; j < N; ++j) storef(value + j * WIDTH, sums[j]);
+        for (int c = 0; c < columns; ++c) store_one(to + c, widen(to[c]) + value[c]);
+    }
+};
 
 // Run i, as far as it is among the n tokens from `token` on: out += B inner for the columns [begin, end), where `begin`
 // is a part's first column or whole panels from it; `out` is where `token` and column 0 would lie.
@@ -42,39 +179,42 @@ INLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i,
     const int64_t bottom = past < run.count ? past : run.count;
     if (!adapter || top >= bottom) return;
     const int64_t first_token = run.first + top * run.step;
-    float delta[LORA_ROWS * LORA_COLUMNS];
-    for (int64_t p = 0, offset = 0; p < table.n_parts; offset += table.sizes[p], ++p) {
+    for (int64_t p = 0, offset = 0; p < table.n_parts && offset < end; offset += table.sizes[p], ++p) {
         const PackedLinear& b = adapter->b[p];
         const int64_t stop = end < offset + table.sizes[p] ? end : offset + table.sizes[p];
-        if (!b.weight) continue;
-        PreparedRows rows = {(const uint32_t*)(lora_inner(runs, first_token) + p * b.n_in),
-                             run.step * runs.inner_stride / 2};
-        for (int64_t from = begin > offset ? begin : offset; from < stop; from += LORA_COLUMNS) {
-            const int64_t first = from - offset, width = stop - from < LORA_COLUMNS ? stop - from : LORA_COLUMNS;
-            linear_slice(b, rows, bottom - top, first, first + width, nullptr, delta - first, LORA_COLUMNS);
-            for (int64_t r = 0; r < bottom - top; ++r) {
-                bf16* to = out + (first_token - token + r * run.step) * out_stride + from;
-                const float* add = delta + r * LORA_COLUMNS;
-                int64_t c = 0;
-                for (; c + WIDTH <= width; c += WIDTH) store(to + c, load(to + c) + loadf(add + c));
-                for (; c < width; ++c) store_one(to + c, widen(to[c]) + add[c]);
-            }
-        }
+        const int64_t from = begin > offset ? begin : offset;
+        if (!b.weight || from >= stop) continue;
+        PreparedRows inner = {(const uint32_t*)(lora_inner(runs, first_token) + p * b.n_in),
+                              run.step * runs.inner_stride / 2};
+        LoraExpand expand = {b, inner, from - offset, stop - offset,
+                             out + (first_token - token) * out_stride + offset, run.step * out_stride};
+        lora_blocks(bottom - top, expand);
     }
 }
 
-// Brings the weights near that run i adds to the columns [begin, end) with: few bytes, far from those of other runs, that
-// no hardware foresees.
-INLINE void lora_fetch(const LoraTable& table, const LoraRuns& runs, int64_t i, int64_t begin, int64_t end) {
-    const LoraAdapter* adapter = table.adapters[runs.run[i].place];
-    for (int64_t p = 0, offset = 0; adapter && p < table.n_parts; offset += table.sizes[p], ++p) {
-        const PackedLinear& b = adapter->b[p];
-        const int64_t first = begin > offset ? begin - offset : 0;
-        const int64_t stop = (end < offset + table.sizes[p] ? end : offset + table.sizes[p]) - offset;
-        if (!b.weight || first >= stop) continue;
-        const uint32_t* at = b.weight + first / PANEL * panel_words(b);
-        const int64_t words = ceil_div(stop - first, PANEL) * panel_words(b);
-        for (int64_t word = 0; word < words; word += 64 / sizeof(uint32_t)) __builtin_prefetch(at + word, 0, 2);
+// The weights that items [first, last) of the first product read.
+INLINE void lora_want_a(const LoraTable& table, const LoraRuns& runs, int64_t first, int64_t last, Wanted& wanted) {
+    const int64_t panels = lora_panels(table, runs);
+    for (int64_t item = first; item < last; ++item) {
+        const LoraAdapter* adapter = lora_adapter(table, runs, item / panels);
+        const int64_t panel = item % panels;
+        if (adapter && panel * PANEL < adapter->a.n_out)
+            wanted.add(adapter->a.weight + panel * panel_words(adapter->a), panel_words(adapter->a));
+    }
+}
+
+// The weights that all runs add to the columns [begin, end) with.
+INLINE void lora_want_b(const LoraTable& table, const LoraRuns& runs, int64_t begin, int64_t end, Wanted& wanted) {
+    for (int64_t i = 0; i < runs.n_runs; ++i) {
+        const LoraAdapter* adapter = lora_adapter(table, runs, i);
+        if (!adapter || (i && runs.run[i].place == runs.run[i - 1].place)) continue;
+        for (int64_t p = 0, offset = 0; p < table.n_parts && offset < end; offset += table.sizes[p], ++p) {
+            const PackedLinear& b = adapter->b[p];
+            const int64_t first = begin > offset ? begin - offset : 0;
+            const int64_t stop = (end < offset + table.sizes[p] ? end : offset + table.sizes[p]) - offset;
+            if (!b.weight || first >= stop) continue;
+            wanted.add(b.weight + first / PANEL * panel_words(b), ceil_div(stop - first, PANEL) * panel_words(b));
+        }
     }
 }
 
@@ -88,8 +228,8 @@ struct Lora {
         const LoraCall& c = lora.call;
         const LoraRuns& runs = *c.runs;
         TeamThread thread(lora.team, index, n);
-        thread.share(runs.n_runs, 1, [&](int64_t i, int64_t) {
-            lora_shrink(*c.table, runs, i, (const bf16*)c.x, c.n_in);
+        thread.share(lora_items(*c.table, runs), 1, [&](int64_t first, int64_t last) {
+            lora_shrink(*c.table, runs, first, last, (const bf16*)c.x, c.n_in);
         });
         thread.wait();
         const int64_t chunks = (c.n_out + LORA_SHARE - 1) / LORA_SHARE;

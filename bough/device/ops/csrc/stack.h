@@ -57,6 +57,7 @@ struct Stack {
         T* residual;            // [T, D]
         T* normed;              // [T, D]
         char* prepared;
+        Wanted wanted[WANTED];  // of the adapters: for the columns in work, and for the next layer
 
         Mine(Stack& stack, int index, int n)
             : TeamThread(stack.team, index, n), alone(!stack.common), first(alone ? 0 : stack.tokens() * index / n),
@@ -81,9 +82,11 @@ struct Stack {
         return a.kind == b.kind;
     }
 
-    // Inputs x [T, n_in] as the parts want them; parts that want the same share it. `fresh` says that x itself was
-    // just written, by each thread for its own tokens.
-    void prepare(const LinearParts& l, const T* x, bool fresh, Mine& mine, PreparedRows* prepared) const {
+    // Inputs x [T, n_in] as the parts and the adapters want them; parts that want the same share it. `fresh` says that
+    // x itself was just written, by each thread for its own tokens.
+    void prepare(const LinearParts& l, const LoraTable* lora, const T* x, bool fresh, Mine& mine,
+                 PreparedRows* prepared) const {
+        bool wait = fresh && !mine.alone;
         char* at = mine.prepared;
         for (int i = 0; i < l.count; ++i) {
             const PackedLinear& part = *l.part[i];
@@ -97,10 +100,17 @@ struct Stack {
                              (uint32_t*)at + mine.first * stride);
                 prepared[i] = {(const uint32_t*)at, stride};
                 at += padded(prepared_bytes(part, tokens()));
-                fresh = true;
+                wait = !mine.alone;
             }
         }
-        if (fresh && !mine.alone) mine.wait();
+        if (call.lora) {
+            if (fresh && !mine.alone) mine.wait();
+            mine.share(lora_items(*lora, *call.lora), 1, [&](int64_t first, int64_t last) {
+                lora_shrink(*lora, *call.lora, first, last, x, l.part[0]->n_in);
+            });
+            wait = true;
+        }
+        if (wait) mine.wait();
     }
 
     // Where panel `index` of all parts begins.
@@ -111,9 +121,9 @@ struct Stack {
     }
 
     // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
-    // adapters add to them, for n tokens from `token` on; `then` as for linear_slice.
+    // adapters add to them, for n tokens from `token` on. The thread goes on at `then`, a place in a weight.
     void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
-               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride) const {
+               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride, Mine& mine) const {
         int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
@@ -121,9 +131,13 @@ struct Stack {
             if (first < own) {
                 int64_t begin = first * PANEL, end = (last < own ? last : own) * PANEL;
                 if (end > part.n_out) end = part.n_out;
-                for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
-                    lora_fetch(*lora, *call.lora, r, base + begin, base + end);
-                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end, then, out + base, stride);
+                if (call.lora) {
+                    mine.wanted[0].clear();
+                    lora_want_b(*lora, *call.lora, base + begin, base + end, mine.wanted[0]);
+                    mine.wanted[0].spread(asking_turns(part, n, ceil_div(end - begin, PANEL)));
+                }
+                linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end,
+                             {then, call.lora ? mine.wanted : nullptr}, out + base, stride);
                 for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
                     lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
             }
@@ -133,23 +147,38 @@ struct Stack {
         }
     }
 
-    // What the adapters need of the inputs x [T, n_in] of a layer.
-    void shrink(const LoraTable* lora, const T* x, int64_t n_in, Mine& mine) const {
+    // What a thread reads after a layer of weights: its part of the next one, if there is one.
+    struct Next {
+        const LinearParts* linear;
+        const LoraTable* lora;
+        int64_t panels;    // of which the thread begins at its share
+
+        const uint32_t* begin(const Mine& mine) const {
+            return linear ? panel_at(*linear, panels * mine.index / mine.n) : nullptr;
+        }
+    };
+
+    // While the thread multiplies its share of `panels` panels of a layer, it asks for what it reads of the adapters
+    // next.
+    void want(const LinearParts& l, int64_t panels, const Next& next, Mine& mine) const {
         if (!call.lora) return;
-        mine.share(call.lora->n_runs, 1, [&](int64_t r, int64_t) { lora_shrink(*lora, *call.lora, r, x, n_in); });
-        mine.wait();
+        Wanted& wanted = mine.wanted[1];
+        wanted.clear();
+        if (!next.linear) return;
+        const int64_t items = lora_items(*next.lora, *call.lora);
+        lora_want_a(*next.lora, *call.lora, items * mine.index / mine.n, items * (mine.index + 1) / mine.n, wanted);
+        wanted.spread(asking_turns(*l.part[0], tokens(), ceil_div(panels, mine.n)));
     }
 
-    // `then`: where this thread's part of the next layer of weights begins, or null.
-    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const uint32_t* then,
+    void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const Next& next,
                 Mine& mine) {
         PreparedRows prepared[MOST_PARTS];
-        prepare(l, x, x == mine.normed, mine, prepared);
-        shrink(lora, x, l.part[0]->n_in, mine);
+        prepare(l, lora, x, x == mine.normed, mine, prepared);
         const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
+        want(l, count, next, mine);
         mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            const uint32_t* next = last < own_end ? panel_at(l, last) : then;
-            slice(l, lora, prepared, 0, tokens(), first, last, next, out, stride);
+            const uint32_t* then = last < own_end ? panel_at(l, last) : next.begin(mine);
+            slice(l, lora, prepared, 0, tokens(), first, last, then, out, stride, mine);
         });
         mine.wait();
     }
@@ -209,32 +238,32 @@ struct Stack {
         mine.wait();
         const int64_t shared = attention.shared_items;
         if (shared) {
-            mine.share(shared, 1, [&](int64_t item, int64_t) { attention.run_item(attention.items[item]); });
+            mine.share(shared, 1, [&](int64_t item, int64_t) { attention.run_item(item); });
             mine.wait();
         }
         mine.share(attention.n_items - shared, 1,
-                   [&](int64_t item, int64_t) { attention.run_item(attention.items[shared + item]); });
+                   [&](int64_t item, int64_t) { attention.run_item(shared + item); });
         mine.wait();
     }
 
-    void gate_up(const LinearParts& l, const LoraTable* lora, const uint32_t* then, Mine& mine) {
+    void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, Mine& mine) {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
         PreparedRows prepared[MOST_PARTS];
-        prepare(l, mine.normed, true, mine, prepared);
-        shrink(lora, mine.normed, call.hidden_size, mine);
+        prepare(l, lora, mine.normed, true, mine, prepared);
         const int64_t own_end = half * (mine.index + 1) / mine.n;
+        want(l, 2 * half, next, mine);
         mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
             T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
                 const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
-                const uint32_t* next = last < own_end ? panel_at(l, last) : then;
+                const uint32_t* then = last < own_end ? panel_at(l, last) : next.begin(mine);
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
                 slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
-                      WIDE);
-                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? next : nullptr,
-                      up - begin - size, WIDE);
+                      WIDE, mine);
+                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? then : nullptr,
+                      up - begin - size, WIDE, mine);
                 for (int64_t i = 0; i < rows; ++i) {
                     T* to = (T*)call.act + (t + i) * size + begin;
                     if (call.gelu)
@@ -254,19 +283,19 @@ struct Stack {
         const void* after = nullptr;
         for (int64_t i = 0; i < call.n_layers; ++i) {
             const StackLayer& layer = call.layers[i];
-            auto first_of = [&](const LinearParts& l, int64_t count) { return panel_at(l, count * mine.index / mine.n); };
+            const StackLayer* next = i + 1 < call.n_layers ? &layer + 1 : nullptr;
+            auto whole = [](const LinearParts& l, const LoraTable* lora) { return Next{&l, lora, panels(l)}; };
             add_norm(x, after, layer.attention_norm, mine);
             linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
-                   first_of(layer.out, panels(layer.out)), mine);
+                   whole(layer.out, layer.out_lora), mine);
             attend(layer, mine);
             x = (const T*)call.x;
             linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
-                   first_of(layer.gate_up, panels(layer.gate_up) / 2), mine);
+                   {&layer.gate_up, layer.gate_up_lora, panels(layer.gate_up) / 2}, mine);
             add_norm(x, layer.attention_after, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, layer.gate_up_lora, first_of(layer.down, panels(layer.down)), mine);
-            const LinearParts* next = i + 1 < call.n_layers ? &call.layers[i + 1].qkv : nullptr;
+            gate_up(layer.gate_up, layer.gate_up_lora, whole(layer.down, layer.down_lora), mine);
             linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
-                   next ? first_of(*next, panels(*next)) : nullptr, mine);
+                   next ? whole(next->qkv, next->qkv_lora) : Next{}, mine);
             after = layer.mlp_after;
         }
         add_norm(x, after, call.final_norm, mine);
