@@ -35,7 +35,7 @@ def _lines(tracer: TracerProgramState, shared: int, indent: str) -> list[str]:
             items.append((f"fork x{len(states)} sharing {chars:,} chars", states))
         node = tracer.nodes[i] if i < len(tracer.nodes) else None
         if isinstance(node, SglConstantText | SglArgument):
-            piece = node.value if isinstance(node, SglConstantText) else f"{{{node.name}}}"
+            piece = shown(node)
             text += piece
             chars += len(piece)
         elif node is not None:
@@ -52,6 +52,18 @@ def _lines(tracer: TracerProgramState, shared: int, indent: str) -> list[str]:
             lines.append(f"{below}{'└─' if end else '├─'} branch {j}")
             lines += _lines(state, chars, below + ("   " if end else "│  "))
     return lines
+
+
+def shown(node: SglExpr) -> str:
+    """The text that a node adds; in braces where it is not known yet."""
+    match node:
+        case SglConstantText(value=value):
+            return str(value)
+        case SglArgument(name=name) | SglGen(name=name) | SglSelect(name=name) | SglAct(name=name):
+            return f"{{{name}}}"
+        case SglVariable(name=name):
+            return f"{{{name}}}"
+    return ""
 
 
 def _named(node: SglExpr) -> str:

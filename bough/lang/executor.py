@@ -30,7 +30,7 @@ from bough.lang.ir import (
 )
 from bough.lang.params import SglSamplingParams
 from bough.lang.program import Call, Line, Program
-from bough.lang.waiting import Signal, default_loop, runs_here
+from bough.lang.waiting import Signal, block_on, default_loop, is_cancelled, runs_here
 
 if TYPE_CHECKING:
     from bough.lang.backends.base import BaseBackend
@@ -143,7 +143,7 @@ class StreamExecutor:
 
     def sync(self) -> None:
         """Wait until everything that was submitted is done."""
-        self._block(self._idle)
+        block_on(self._idle, self.loop, "`await s.settled()`")
 
     def get_var(self, name: Any) -> Any:
         """The value of a variable, awaited where it was announced.
@@ -152,7 +152,7 @@ class StreamExecutor:
         """
         event = self.variable_event.get(name)
         if event is not None:
-            self._block(event)
+            block_on(event, self.loop, "`await s.get(name)`")
         return self.value_of(name)
 
     def value_of(self, name: Any) -> Any:
@@ -168,7 +168,7 @@ class StreamExecutor:
     def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
         """What the backend said of a generation; None where there is nothing. Raises TimeoutError."""
         event = self.variable_event.get(name)
-        if event is not None and not self._block(event, timeout):
+        if event is not None and not block_on(event, self.loop, "`await s.get(name)` first", timeout):
             raise TimeoutError(f"Timeout while waiting for event '{name}'")
         return self.meta_info.get(name)
 
@@ -212,7 +212,7 @@ class StreamExecutor:
         prepared = self.backend.keeps_texts or not self.backend.knows_programs
         if size > 1 and prepared and self.text_and_pending():
             self.submit(SglCommitLazy())
-        self.sync()
+        block_on(self._idle, self.loop, "`await s.afork(n)`")
         return self.copies(size)
 
     def text_and_pending(self) -> bool:
@@ -359,11 +359,13 @@ class StreamExecutor:
         self._task.add_done_callback(self._stopped)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # before its first step
-            if self.error_ is None:
-                self.fail(Cancelled("the event loop of the program ended"), None, None)
-            with self._lock:
-                self._rest()
+        if task is not self._task:  # it came to rest
+            return
+        error = None if task.cancelled() else task.exception()  # None: before its first step
+        if self.error_ is None:
+            self.fail(error or Cancelled("the event loop of the program ended"), None, None)
+        with self._lock:
+            self._rest()
 
     def _rest(self) -> None:
         """Nothing is being done any more, and nothing is left to do. Called with the lock held."""
@@ -384,25 +386,16 @@ class StreamExecutor:
                 node, line = self._queue.popleft()
             try:
                 await interpret.perform(self, node, line)
-            except asyncio.CancelledError:
+            except BaseException as error:  # SystemExit would end the event loop, and all programs with it
                 if self.error_ is None:
-                    self.fail(Cancelled("the event loop of the program ended"), node, line)
-            except Exception as error:
-                if self.error_ is None:
-                    self.fail(error, node, line)
+                    ended = is_cancelled(error)
+                    self.fail(Cancelled("the event loop of the program ended") if ended else error, node, line)
             self.ring()
 
     def _leave(self) -> None:
         """Tell the backend when the last state of the program is done."""
         if self._ended and self.program.at_rest() and self.program.end():
             self.backend.end_program(self)
-
-    def _block(self, event: Signal, timeout: float | None = None) -> bool:
-        if event.is_set():
-            return True
-        if runs_here(self.loop):
-            raise RuntimeError("this would wait for the event loop that it runs on: use `await s.get(name)` instead")
-        return event.wait(timeout)
 
     def __del__(self) -> None:
         if self.error_ is not None and not self._error_seen and not sys.is_finalizing():

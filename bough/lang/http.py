@@ -17,6 +17,7 @@ from bough.lang.errors import BackendError
 from bough.lang.waiting import close_with
 
 CONNECT_SECONDS = 30.0
+CUT = "the stream ended before the answer was complete"
 KEPT_SECONDS = 3.0
 """Idle connections are kept for less than servers commonly keep them, so that none is taken just when it ends."""
 
@@ -58,7 +59,10 @@ class HttpClient:
             return await _decoded(answer)
 
     async def events(self, path: str, body: Any) -> AsyncGenerator[Any, None]:
-        """The decoded ``data:`` lines of a POST's answer, up to ``[DONE]``. Leaving early closes the connection."""
+        """The decoded ``data:`` lines of a POST's answer, up to ``[DONE]``. Leaving early closes the connection.
+
+        Raises BackendError for an answer that ends without it.
+        """
         async with self._answer("POST", path, body) as answer:
             if answer.status != 200:
                 await _decoded(answer)
@@ -70,6 +74,8 @@ class HttpClient:
                     done = done or data == b"[DONE]"
                     if data and not done:
                         yield msgspec.json.decode(data)
+            if not done:
+                raise BackendError(CUT)
 
     async def close(self) -> None:
         """Close all connections; a later request opens new ones."""

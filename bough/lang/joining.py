@@ -19,7 +19,8 @@ class Race:
 
     Args:
         states: of the fork.
-        name: a state is finished when this variable is there; None: when all that was appended to it is done.
+        name: a state is finished when this variable is there, and failed when it will not be; None: when all that was
+            appended to it is done.
 
     Attributes:
         finished: numbers of the states that finished well, in the order in which they did.
@@ -51,8 +52,11 @@ class Race:
                 continue
             i = self._over[seen]
             seen += 1
-            (self.finished if self.states[i].error_ is None else self.failed).append(i)
+            (self.finished if self._is_there(self.states[i]) else self.failed).append(i)
             yield None
+
+    def _is_there(self, state: StreamExecutor) -> bool:
+        return state.error_ is None and (self.name is None or self.name in state.variables)
 
     def value(self, i: int) -> Any:
         return self.states[i].variables.get(self.name)
@@ -67,8 +71,9 @@ class Race:
 
     def failure(self, what: str) -> ProgramError:
         for i in self.failed:
-            return self.states[i].failure(what)
-        return ProgramError(what)
+            if self.states[i].error_ is not None:
+                return self.states[i].failure(what)
+        return ProgramError(f"{what}: none has the variable {self.name!r}" if self.failed else what)
 
 
 def first_valid(race: Race, valid: Callable[[Any], object]) -> int | None:
@@ -84,7 +89,8 @@ def first_valid(race: Race, valid: Callable[[Any], object]) -> int | None:
 
 def majority(race: Race, key: Callable[[Any], Any], *, complete: bool) -> list[int] | None:
     """The states with the winning value, as soon as no other can catch up; the largest group when ``complete``."""
-    votes = Counter(key(race.value(i)) for i in race.finished)
+    keys = [_hashable(key(race.value(i))) for i in race.finished]
+    votes = Counter(keys)
     if not votes:
         return None
     (best, most), *others = votes.most_common(2)
@@ -92,4 +98,12 @@ def majority(race: Race, key: Callable[[Any], Any], *, complete: bool) -> list[i
     open_votes = len(race.states) - len(race.finished) - len(race.failed)
     if not complete and most <= second + open_votes:
         return None
-    return [i for i in race.finished if key(race.value(i)) == best]
+    return [i for i, one in zip(race.finished, keys) if one == best]
+
+
+def _hashable(key: Any) -> Any:
+    try:
+        hash(key)
+    except TypeError:
+        return repr(key)
+    return key

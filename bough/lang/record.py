@@ -35,6 +35,27 @@ def _asked(params: SglSamplingParams) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
 
 
+def _line(entry: dict[str, Any]) -> bytes:
+    """One line of a recording. What UTF-8 has no bytes for, lone surrogates, is escaped as in all JSON texts."""
+    return (json.dumps(entry, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _decoded(path: Path) -> list[Any]:
+    """The head of a recording and its entries."""
+    first, *lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    found, needed = [], {"template", "is_chat_model", "model"}
+    for number, line in enumerate([first, *lines], 1):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: it is cut, or no line of a recording: {error}") from error
+        if not isinstance(entry, dict) or not needed <= entry.keys():
+            raise ValueError(f"{path}, line {number}: it is no line of a recording")
+        found.append(entry)
+        needed = {"key", "result"}
+    return found
+
+
 class _Recorder(AsyncBackend):
     def __init__(self, path: Path, backend: Any) -> None:
         super().__init__()
@@ -52,15 +73,15 @@ class _Recorder(AsyncBackend):
             "template": template, "is_chat_model": self.is_chat_model, "model": self._inner.get_model_name(),
             "keeps_budgets": self.keeps_budgets,
         }  # fmt: skip
-        path.write_text(json.dumps(head, ensure_ascii=False) + "\n")
+        path.write_bytes(_line(head))
 
     def get_model_name(self) -> str:
         return self._inner.get_model_name()
 
     def _write(self, kind: str, key: str, prompt: str, result: Any) -> None:
-        line = json.dumps({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result}, ensure_ascii=False)
-        with self._lock, self._path.open("a") as file:
-            file.write(line + "\n")
+        line = _line({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result})
+        with self._lock, self._path.open("ab") as file:
+            file.write(line)
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         key, prompt = key_of("generate", s, _asked(sampling_params)), s.text_
@@ -98,8 +119,7 @@ class _Replayer(AsyncBackend):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        first, *lines = path.read_text().splitlines()
-        head = json.loads(first)
+        head, *entries = _decoded(path)
         self.keeps_budgets = head.get("keeps_budgets", True)
         template = head["template"]
         known = {f.name for f in dataclasses.fields(ChatTemplate)}
@@ -114,8 +134,7 @@ class _Replayer(AsyncBackend):
         self.is_chat_model = head["is_chat_model"]
         self._name = head["model"]
         self._said: dict[str, deque[Any]] = {}
-        for line in lines:
-            entry = json.loads(line)
+        for entry in entries:
             self._said.setdefault(entry["key"], deque()).append(entry["result"])
 
     def get_model_name(self) -> str:
@@ -125,7 +144,7 @@ class _Replayer(AsyncBackend):
         said = self._said.get(key)
         if not said:
             raise BackendError(f"the recording has no answer to this call behind {s.text_[-200:]!r}", 400)
-        return said.popleft() if len(said) > 1 else said[0]
+        return said.popleft()
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         texts, meta = self._take(key_of("generate", s, _asked(sampling_params)), s)
@@ -154,6 +173,7 @@ def record(path: str | Path, backend: Any = None) -> AsyncBackend:
 def replay(path: str | Path) -> AsyncBackend:
     """A backend that says what the file of a recording says, to the same calls; equal calls get their answers in order.
 
-    A call that was not recorded fails with a BackendError.
+    A call that was not recorded, or not as often, fails with a BackendError. Raises ValueError, which names the line,
+    for a file that is no recording, or was cut.
     """
     return _Replayer(Path(path))

@@ -24,7 +24,7 @@ from bough.lang.params import SglSamplingParams
 from bough.lang.program import Program
 from bough.lang.state import ProgramState
 from bough.lang.trace import extract_prefix_by_tracing
-from bough.lang.waiting import Signal
+from bough.lang.waiting import Signal, block_on, default_loop, refuse_waiting, wait_for
 
 IN_FLIGHT = 1024
 """Programs of a batch that are in work at a time unless the caller says how many."""
@@ -32,6 +32,8 @@ AHEAD = 200
 """States of a batch that may be ready before the consumer of its iterator takes them."""
 PREFIX_CHARS = 64
 """Shorter constant beginnings are not worth a request."""
+BATCH_AWAITED = "`await asyncio.gather(*(program.arun(...) for ...))`"
+"""What coroutines use in the place of a batch."""
 
 
 def run_program(
@@ -52,7 +54,7 @@ def run_program(
         def follow() -> None:
             try:
                 body()
-            except Exception as error:
+            except BaseException as error:  # nobody else on this thread hears of it
                 state.stream_executor.fail(error, None, None)
 
         run = contextvars.copy_context().run
@@ -101,8 +103,10 @@ _tasks: set[asyncio.Task[None]] = set()
 async def _stored(state: ProgramState, work: Any) -> None:
     try:
         await work
-    except Exception as error:
+    except BaseException as error:
         state.stream_executor.fail(error, None, None)
+        if not isinstance(error, Exception):
+            raise
 
 
 def new_state(
@@ -132,7 +136,8 @@ def _body(
         try:
             result = program.func(state, *args, **kwargs)
             if inspect.isawaitable(result):
-                result = asyncio.run_coroutine_threadsafe(_awaited(result), state.stream_executor.loop).result()
+                work = result if inspect.iscoroutine(result) else _awaited(result)
+                result = wait_for(work, state.stream_executor.loop, "`await program.arun(...)`")
             state.ret_value = result
         finally:
             state.stream_executor.end()
@@ -166,6 +171,7 @@ def run_program_batch(
     """See :meth:`SglFunction.run_batch`."""
     assert backend is not None, "Please specify a backend"
     backend = as_backend(backend)
+    refuse_waiting(backend.loop or default_loop(), BATCH_AWAITED)
     if global_config.enable_precache_with_tracing and len(batch_arguments) > 1:
         cache_program(program, backend)
     batch = _Batch(program, backend, default_sampling_para, num_threads, len(batch_arguments))
@@ -201,7 +207,7 @@ class _Batch:
                     begun.append(self._begin(given, bar))
                 if not begun:
                     return
-                begun[0][1].wait()
+                block_on(begun[0][1], self.backend.loop or default_loop(), BATCH_AWAITED)
                 yield begun.popleft()[0]
         except BaseException:
             for state, _ in begun:

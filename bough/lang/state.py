@@ -19,7 +19,7 @@ from bough.lang.ir import (
 from bough.lang.joining import Race, first_valid, majority
 from bough.lang.report import Report
 from bough.lang.types import Answer
-from bough.lang.waiting import Signal
+from bough.lang.waiting import Signal, block_on
 
 _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
@@ -147,7 +147,7 @@ class ProgramState:
             if isinstance(change, tuple):
                 yield change[0]
             else:
-                change.wait()
+                block_on(change, self.stream_executor.loop, "`async for piece in s.text_async_iter(...)`")
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """As :meth:`text_iter`, for coroutines; with ``return_meta_data``, (new text, meta information)."""
@@ -302,13 +302,14 @@ class ProgramStateGroup:
                 - ``predicate`` gathers from the finished states as soon as ``until`` says True of the list of them;
                   the others are stopped.
 
-        Returns the numbers of the states that were taken. Raises a ProgramError where a state that is needed failed, or
-        no state will do; ValueError for another mode.
+        A state that is taken does all that was appended to it. Returns the numbers of those states. Raises a
+        ProgramError where a state that is needed failed, or no state will do; ValueError for another mode, and for a
+        majority without ``name``.
         """
         work = self._joining(mode, name, valid, key, until)
         while True:
             try:
-                next(work).wait()
+                block_on(next(work), self._source().stream_executor.loop, "`await forks.ajoin(...)`")
             except StopIteration as end:
                 return list(end.value)
 
@@ -327,12 +328,16 @@ class ProgramStateGroup:
         """What to wait for; in the end the numbers of the states that were taken."""
         source, everybody = self._source(), range(len(self.states))
         executors = [state.stream_executor for state in self.states]
+        if mode == "majority" and name is None:
+            raise ValueError("a majority needs the name of the variable that it is of")
         if mode in ("first_valid", "majority", "predicate"):
             taken = yield from self._race(mode, Race(executors, name), valid, key, until)
             if mode == "predicate":
                 self._gather(source, taken)
             else:
                 winner = executors[taken[0]]
+                if winner.error_ is not None:
+                    raise winner.failure("the state that was taken is incomplete")
                 source.stream_executor.variables.update(winner.variables)
                 source.stream_executor.meta_info.update(winner.meta_info)
         elif mode == "gather_variable":
@@ -354,30 +359,36 @@ class ProgramStateGroup:
 
     def _race(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> Generator[Signal, None, Sequence[int]]:
         taken: Sequence[int] | None = None
-        for signal in race.rounds():
-            if signal is not None:
-                yield signal
-                continue
-            if mode == "majority":
-                taken = majority(race, key or repr, complete=False)
-            elif mode == "first_valid" and (first := first_valid(race, valid or (lambda value: True))) is not None:
-                taken = [first]
-            elif mode == "predicate" and until([self.states[i] for i in race.finished]):
-                taken = list(race.finished)
-            if taken is not None:
-                break
-        if taken is None and mode == "majority":
-            taken = majority(race, key or repr, complete=True)
+        try:
+            for signal in race.rounds():
+                if signal is not None:
+                    yield signal
+                elif (taken := self._decided(mode, race, valid, key, until)) is not None:
+                    break
+            if taken is None and mode == "majority":
+                taken = majority(race, key or repr, complete=True)
+        except Exception:  # of what the caller gave to decide with
+            race.stop(())
+            self.end()
+            raise
         if taken is None and mode == "predicate":
             taken = list(race.finished)
         race.stop(taken or ())
-        for i, executor in enumerate(race.states):
-            if i not in (taken or ()):
-                yield executor.idle  # stopped, and its backend knows
+        for executor in race.states:
+            yield executor.idle  # done, or stopped, and its backend knows
+        self.end()
         if not taken:
-            self.end()
             raise race.failure(f"no state of the fork will do ({mode})")
         return taken
+
+    def _decided(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> list[int] | None:
+        """The states to take, where the last one that finished or failed has decided it."""
+        if mode == "majority":
+            return majority(race, key or repr, complete=False)
+        if mode == "predicate":
+            return list(race.finished) if until([self.states[i] for i in race.finished]) else None
+        first = first_valid(race, valid or (lambda value: True))
+        return None if first is None else [first]
 
     def end(self) -> None:
         """Nothing more will be appended to any of the states."""

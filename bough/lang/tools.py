@@ -12,7 +12,7 @@ import json
 import time
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
@@ -23,6 +23,7 @@ from bough.lang.errors import InvalidAnswer
 from bough.lang.ir import SglAct, SglGen
 from bough.lang.program import Line, remaining
 from bough.lang.types import schema_of
+from bough.lang.waiting import is_cancelled
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -38,7 +39,8 @@ class Tool:
         seconds: after which a call of it fails.
         pause: seconds that it is expected to take, until it has been measured; an engine is told.
 
-    Raises TypeError for a parameter without a type, or with one that has no JSON Schema.
+    Raises TypeError for a parameter that has no type, or one without a JSON Schema, or that cannot be given by its
+    name; ValueError for a tool that is named ``answer``.
     """
 
     def __init__(self, func: Callable[..., Any], *, seconds: float | None = None, pause: float | None = None) -> None:
@@ -48,13 +50,19 @@ class Tool:
         self.pause = pause
         self.description = inspect.getdoc(func) or ""
         hints = typing.get_type_hints(func)
-        fields: list[Any] = []
+        accepted: list[Any] = []
+        if self.name == ANSWER:
+            raise ValueError(f"a tool cannot be named {ANSWER!r}: so the model gives its answer")
         for name, parameter in inspect.signature(func).parameters.items():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"the parameter {name!r} of the tool {self.name!r} cannot be given by its name")
             if name not in hints:
                 raise TypeError(f"the parameter {name!r} of the tool {self.name!r} has no type")
             default = parameter.default
-            fields.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
-        self._arguments = msgspec.defstruct(f"{self.name}_arguments", fields, forbid_unknown_fields=True, kw_only=True)
+            accepted.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
+        self._arguments = msgspec.defstruct(
+            f"{self.name}_arguments", accepted, forbid_unknown_fields=True, kw_only=True
+        )
         self.parameters = _inlined(schema_of(self._arguments))
 
     def __repr__(self) -> str:
@@ -112,6 +120,10 @@ class ToolCall:
     error: str = ""
     seconds: float = 0.0
 
+    def shown(self) -> dict[str, Any]:
+        """The call as meta information; the result is the very object that the tool returned."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
 
 def tools_prompt(tools: Sequence[Tool | Callable[..., Any]]) -> str:
     """A text, for a system message, that tells a model which tools there are and how to call them."""
@@ -137,13 +149,14 @@ async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> 
         turns.end_role(ex, "assistant")
         if chosen == ANSWER:
             break
-        made.append(await _called(ex, tools[chosen], arguments, line))
+        call, told = await _called(ex, tools[chosen], arguments, line)
+        made.append(call)
         turns.begin_role(ex, "user")
-        turns.fill(ex, f"{chosen}: {made[-1].error or _text(made[-1].result)}")
+        turns.fill(ex, f"{chosen}: {told}")
         turns.end_role(ex, "user")
     ex.open_ended = False
     ex.variables[expr.name] = _typed(expr.answer, arguments.get(ANSWER))
-    ex.meta_info[expr.name] = {"tool_calls": [asdict(call) for call in made]}
+    ex.meta_info[expr.name] = {"tool_calls": [call.shown() for call in made]}
     ex.settle(expr.name)
 
 
@@ -163,19 +176,22 @@ async def _step(ex: StreamExecutor, expr: SglAct, schema: str, line: Line | None
         raise InvalidAnswer("it is no complete call of a tool", text) from error
 
 
-async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], line: Line | None) -> ToolCall:
-    """Make one call. Its failure is news for the model and no error of the program."""
+async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], line: Line | None) -> tuple[ToolCall, str]:
+    """Make one call; (it, what the model is told). Its failure is news for the model and no error of the program."""
     made = ToolCall(tool.name, arguments)
     async with calls.recorded(ex, "tool", tool.name, line) as call:
         began = time.perf_counter()
         try:
             async with remaining(ex.program.seconds_left(), None):
                 made.result = await tool.call(arguments)
-        except Exception as error:
-            made.error = call.error = f"{type(error).__name__}: {error}"
+            told = _text(made.result)
+        except (Exception, asyncio.CancelledError) as error:
+            if is_cancelled(error):
+                raise
+            told = made.error = call.error = f"{type(error).__name__}: {error}"
         made.seconds = time.perf_counter() - began
     ex.program.seconds_left()
-    return made
+    return made, told
 
 
 def _step_schema(tools: Sequence[Tool], answer: dict[str, Any]) -> dict[str, Any]:
@@ -226,4 +242,13 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(result: Any) -> str:
-    return result if isinstance(result, str) else json.dumps(msgspec.to_builtins(result), ensure_ascii=False)
+    """A result as the model reads it."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(msgspec.to_builtins(result, enc_hook=_plain), ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for an object that msgspec does not know: the fields of a Pydantic model, else its text."""
+    dump = getattr(value, "model_dump", None)
+    return dump(mode="json") if callable(dump) else str(value)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import inspect
 import sys
 import uuid
 from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends import as_backend
 from bough.lang.backends.base import BaseBackend
-from bough.lang.drawing import draw
+from bough.lang.drawing import draw, shown
 from bough.lang.ir import (
     SglAct,
     SglArgument,
@@ -83,8 +86,16 @@ def trace_program(program: SglFunction, arguments: dict[str, Any], backend: Any)
         only_trace_prefix=False,
     )
     with _tracing(tracer):
-        tracer.ret_value = program.func(tracer, **tracer.arguments)
+        tracer.ret_value = _result(program.func(tracer, **tracer.arguments))
     return tracer
+
+
+def _result(returned: Any) -> Any:
+    """What a body gave; a coroutine is run to its end, on a loop of its own because the caller's may be running."""
+    if not inspect.iscoroutine(returned):
+        return returned
+    with ThreadPoolExecutor(1, "bough-trace") as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, returned).result()
 
 
 class TracerProgramState(ProgramState):
@@ -105,6 +116,9 @@ class TracerProgramState(ProgramState):
         self.forks: list[tuple[int, list[TracerProgramState]]] = []  # behind how many nodes, and into what
         for outer in _scope.get():
             outer.child_states.append(self)
+
+    async def afork(self, size: int = 1) -> ProgramStateGroup:
+        return self.fork(size)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         assert size >= 1
@@ -128,6 +142,29 @@ class TracerProgramState(ProgramState):
 
     def sync(self) -> None:
         """There is nothing to wait for."""
+
+    async def settled(self) -> ProgramState:
+        return self
+
+    def error(self) -> BaseException | None:
+        return None
+
+    def text(self) -> str:
+        """The text as far as it is known, with the names of symbols and of what the model will write in braces."""
+        return "".join(map(shown, self.flatten_nodes()))
+
+    def messages(self) -> list[dict[str, Any]]:
+        return self.messages_
+
+    def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
+        """There is none without a model."""
+        return None
+
+    def _changes(self, var_name: str | None) -> Iterator[Any]:
+        yield (self.text() if var_name is None else f"{{{var_name}}}"), None
+
+    async def get(self, name: Any) -> Any:
+        return self.get_var(name)
 
     def get_var(self, name: Any) -> Any:
         if self.arguments.get(name) is not None:

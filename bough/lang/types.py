@@ -140,6 +140,8 @@ def _shown(value: Any) -> str:
 
 
 _NOTHING = object()
+_OPEN_ESCAPE = re.compile(r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}))?")
+"""An escape that is not complete, or is the first half of two."""
 _CLOSING = {"{": "}", "[": "]"}
 
 
@@ -159,7 +161,7 @@ def partial_json(text: str) -> Any:
 def _completions(text: str) -> Iterable[str]:
     """Ways to end ``text``, the one that keeps the most first."""
     closing: list[str] = []
-    inside, escaped = False, False
+    inside, escaped, escapes = False, False, list[int]()
     cuts: list[tuple[int, str]] = []
     for i, c in enumerate(text):
         if inside:
@@ -167,6 +169,7 @@ def _completions(text: str) -> Iterable[str]:
                 escaped = False
             elif c == "\\":
                 escaped = True
+                escapes.append(i)
             elif c == '"':
                 inside = False
         elif c == '"':
@@ -181,8 +184,11 @@ def _completions(text: str) -> Iterable[str]:
             cuts.append((i, "".join(reversed(closing))))
     rest = "".join(reversed(closing))
     if inside:
-        open_text = re.sub(r"\\(u[0-9a-fA-F]{0,3})?$", "", text) if escaped or "\\u" in text[-6:] else text
-        yield open_text + '"' + rest
+        end = len(text)
+        for at in reversed(escapes[-2:]):  # of a character beyond 16 bits, which is two escapes, neither alone is one
+            if _OPEN_ESCAPE.fullmatch(text, at, end):
+                end = at
+        yield text[:end] + '"' + rest
     elif not closing or text.endswith(('"', "}", "]")):
         yield text + rest
     for end, close in reversed(cuts):

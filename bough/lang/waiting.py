@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvloop
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _loop: _Loop | None = None
@@ -32,7 +35,12 @@ class _Loop:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.run(self._serve())
+            serving = runner.get_loop().create_task(self._serve())
+            while not serving.done():
+                try:
+                    self.loop.run_until_complete(serving)
+                except (SystemExit, KeyboardInterrupt) as error:  # of a task that a program made: the others go on
+                    logger.error("a task on the event loop of the programs raised %r", error)
 
     async def _serve(self) -> None:
         await self._over.wait()
@@ -120,17 +128,56 @@ def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
         return False
 
 
-def wait_for(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
-    """Run ``work`` on ``loop`` and wait for it in this thread; interrupting the wait cancels it."""
+def refuse_waiting(loop: asyncio.AbstractEventLoop, instead: str) -> None:
+    """Raises RuntimeError, which says what to use ``instead``, where the caller is code of ``loop``."""
     if runs_here(loop):
-        work.close()
-        raise RuntimeError("the event loop of the programs cannot wait for itself: await this instead")
-    future = asyncio.run_coroutine_threadsafe(work, loop)
+        raise RuntimeError(f"this would wait for the event loop that it runs on: use {instead} instead")
+
+
+def wait_for(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop, instead: str = "`await`") -> T:
+    """Run ``work`` on ``loop`` and wait for it in this thread; interrupting the wait cancels it.
+
+    Whatever it raises is raised here, and not on ``loop``, which SystemExit would end. See :func:`refuse_waiting`.
+    """
     try:
-        return future.result()
+        refuse_waiting(loop, instead)
+    except RuntimeError:
+        work.close()
+        raise
+    future = asyncio.run_coroutine_threadsafe(_outcome(work), loop)
+    try:
+        result, error = future.result()
     except BaseException:
         future.cancel()
         raise
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, BaseException | None]:
+    """(result, None), or (None, what would end the event loop)."""
+    try:
+        return await work, None
+    except (SystemExit, KeyboardInterrupt) as error:
+        return None, error
+
+
+def block_on(event: Signal, loop: asyncio.AbstractEventLoop, instead: str, timeout: float | None = None) -> bool:
+    """Block this thread until ``event``, which ``loop`` sets; False after ``timeout`` seconds.
+
+    See :func:`refuse_waiting`.
+    """
+    if event.is_set():
+        return True
+    refuse_waiting(loop, instead)
+    return event.wait(timeout)
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether ``error`` is the cancellation of the current task, and not that of something it waited for."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 class Signal:

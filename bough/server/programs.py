@@ -18,15 +18,25 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def program_headers(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The envelope among ``headers``: ``x-bough-program`` is its id, ``x-bough-program-<field>`` any other field."""
+    """The envelope among ``headers``: ``x-bough-program`` is its id, ``x-bough-program-<field>`` any other field.
+
+    Values are UTF-8; one that is not is Latin-1, as in HTTP.
+    """
     found = {}
     for raw, value in headers:
         name = raw.decode("latin-1").lower()
         if name == PREFIX:
-            found["id"] = value.decode("latin-1")
+            found["id"] = _text(value)
         elif name.startswith(f"{PREFIX}-"):
-            found[name[len(PREFIX) + 1 :].replace("-", "_")] = value.decode("latin-1")
+            found[name[len(PREFIX) + 1 :].replace("-", "_")] = _text(value)
     return found
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def program_of(headers: Mapping[str, str], body: Program | None) -> Program | None:

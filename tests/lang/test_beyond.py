@@ -150,6 +150,16 @@ def test_partial_json(text: str, value: Any) -> None:
     assert partial_json(text) == value
 
 
+def test_the_beginning_of_a_character_is_no_character() -> None:
+    for shown in (r"a\ud83d\ude00b\"\\u12", r"\\\ud83d\ude00\u00e9"):
+        text = f'["{shown}"]'
+        whole = json.loads(text)[0]
+        for end in range(2, len(text) + 1):
+            (found,) = partial_json(text[:end])
+            assert whole.startswith(found), text[:end]
+            found.encode()
+
+
 def test_partial_values_grow_to_the_value() -> None:
     backend = sgl.FakeBackend({"Q:": '{"name": "Ada Byron", "age": 36}'})
     state = ask.run(Person, backend=backend, stream=True)
@@ -286,6 +296,53 @@ def test_join_predicate_gathers_from_the_finished() -> None:
     backend = Gated({"a": "1", "b": "2"}, held=("c",))
     state = vote.run("abc", mode="predicate", until=lambda done: len(done) == 2, backend=backend)
     assert state["v"] == ["1", "2"]
+
+
+def test_join_needs_the_variable_that_it_is_of() -> None:
+    for mode in ("first_valid", "majority"):
+        with pytest.raises(sgl.ProgramError, match="none has the variable 'typo'"):
+            vote.run("ab", mode=mode, name="typo", backend=Gated({"a": "1", "b": "2"}))
+    with pytest.raises(ValueError, match="needs the name"):
+        vote.run("ab", mode="majority", backend=Gated({"a": "1", "b": "1"}))
+
+
+def test_join_takes_all_that_was_asked_of_the_winner() -> None:
+    @sgl.function
+    def both(s: Any, **how: Any) -> Any:
+        s += "x"
+        forks = s.fork(2)
+        forks += lambda i: "ab"[i] + sgl.gen("v")
+        forks += lambda i: "cd"[i] + sgl.gen("w")
+        return forks.join(**how)
+
+    answers = {"a": "1", "b": "1", "c": "2", "d": "2"}
+    state = both.run(mode="first_valid", name="v", backend=Gated(answers, held=("b",)))
+    assert state.ret_value == [0] and state["v"] == "1" and "w" in state and state["w"] == "2"
+    with pytest.raises(sgl.ProgramError, match="no luck"):
+        both.run(mode="first_valid", name="v", backend=Gated(answers | {"c": "FAIL", "d": "FAIL"}))
+
+
+def test_what_decides_a_join_may_give_anything_and_fail() -> None:
+    backend = Gated({"a": "1", "b": "2", "c": "1"})
+    assert vote.run("abc", mode="majority", name="v", key=lambda v: [v], backend=backend).ret_value == [0, 2]
+
+    def fails(value: Any) -> Any:
+        raise LookupError("no way")
+
+    for how in ({"mode": "first_valid", "valid": fails}, {"mode": "majority", "key": fails}):
+        backend = Gated({"a": "1"}, held=("b",))
+
+        @sgl.function
+        def voting(s: Any, how: Any) -> None:
+            s += "x"
+            forks = s.fork(2)
+            forks += lambda i: "ab"[i] + sgl.gen("v")
+            with pytest.raises(LookupError, match="no way"):
+                forks.join(name="v", **how)
+            forks[1].sync()
+
+        voting.run(how, backend=backend)
+        assert backend.stopped == ["b"]
 
 
 def test_join_says_when_nobody_will_do() -> None:
@@ -444,6 +501,34 @@ def test_record_and_replay(tmp_path: Path) -> None:
         two.run(backend=sgl.replay(path))["a"]
 
 
+def test_recordings_hold_any_text(tmp_path: Path) -> None:
+    path, said = tmp_path / "talk.jsonl", "one\u2028two\x85\u2029 \ud83d end\r\n\\"
+    two.run(backend=sgl.record(path, sgl.FakeBackend({"x$": said, "y$": "ok"}))).sync()
+    path.read_text(encoding="utf-8")
+    assert two.run(backend=sgl.replay(path))["a"] == said
+
+
+def test_a_recording_answers_as_often_as_it_was_asked(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    backend = sgl.record(path, sgl.FakeBackend({"x$": ["1", "2"], "y$": "ok"}))
+    assert [two.run(backend=backend)["a"] for _ in range(2)] == ["1", "2"]
+    again = sgl.replay(path)
+    assert [two.run(backend=again)["a"] for _ in range(2)] == ["1", "2"]
+    with pytest.raises(sgl.ProgramError, match="no answer to this call behind 'x'"):
+        two.run(backend=again)["a"]
+
+
+def test_a_recording_that_was_cut_says_where(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    two.run(backend=sgl.record(path, sgl.FakeBackend())).sync()
+    whole = path.read_bytes()
+    wrong = {b"": 1, whole[:20]: 1, whole[:-20]: 3, whole + b"[]\n": 4, whole + b"\xff\n": 4, whole + b"{}\n": 4}
+    for data, line in wrong.items():
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=rf"talk.jsonl, line {line}: it is"):
+            sgl.replay(path)
+
+
 def test_report() -> None:
     state = two.run(backend=sgl.FakeBackend(default="one two"))
     state.sync()
@@ -478,6 +563,41 @@ def test_drawing() -> None:
         "│     └─ gen f",
         "└─ select c of 2",
     ]
+
+
+def test_a_coroutine_body_is_drawn_as_another() -> None:
+    @sgl.function
+    async def p(s: Any, q: str) -> str:
+        s += "Start: " + q + sgl.gen("a")
+        s += await s.get("a")
+        assert (await s.settled()).error() is None and s.get_meta_info("a") is None
+        forks = await s.afork(2)
+        forks += sgl.gen("f")
+        await asyncio.gather(*(fork.settled() for fork in forks))
+        await forks.ajoin()
+        s += sgl.select("c", ["x", "y"])
+        return "".join([piece async for piece in s])
+
+    drawn = [
+        "program",
+        "├─ text 10 chars 'Start: {q}'",
+        "├─ gen a",
+        "├─ variable a",
+        "├─ fork x2 sharing 10 chars",
+        "│  ├─ branch 0",
+        "│  │  └─ gen f",
+        "│  └─ branch 1",
+        "│     └─ gen f",
+        "└─ select c of 2",
+    ]
+    traced = p.trace()
+    assert traced.drawing().splitlines() == drawn
+    assert traced.ret_value == traced.text() == "Start: {q}{a}{a}{c}"
+
+    async def on_a_loop() -> str:
+        return p.trace().drawing()
+
+    assert asyncio.run(on_a_loop()).splitlines() == drawn
 
 
 def test_waiting_on_the_loop_of_the_programs_is_refused() -> None:

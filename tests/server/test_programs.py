@@ -14,6 +14,8 @@ def test_headers_make_an_envelope() -> None:
     raw = [(b"x-bough-program", b"p1"), (b"X-Bough-Program-Next-Uses", b"2"), (b"x-bough-program-pause", b"0.5"),
            (b"x-bough-program-end", b"true"), (b"accept", b"*/*")]  # fmt: skip
     assert program_of(program_headers(raw), None) == Program(id="p1", next_uses=2, pause=0.5, end=True)
+    for encoding in ("utf-8", "latin-1"):
+        assert program_headers([(b"x-bough-program", "hé".encode(encoding))]) == {"id": "hé"}
 
 
 def test_the_body_goes_before_the_headers() -> None:

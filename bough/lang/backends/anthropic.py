@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.errors import BackendError
+from bough.lang.http import CUT
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import get_chat_template
 from bough.lang.waiting import close_with, default_loop
@@ -42,12 +43,16 @@ class Anthropic(AsyncBackend):
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
         request = self._request(s, sampling_params)
+        complete = False
         async with await self._call(self.client.messages.create(stream=True, **request)) as events:
             async for event in events:
                 if event.type == "content_block_delta" and event.delta.type == "text_delta":
                     yield event.delta.text, {}
                 elif event.type == "message_delta":
                     yield "", _meta(event.usage)
+                complete = complete or event.type == "message_stop"
+        if not complete:
+            raise BackendError(CUT)
 
     def _request(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
         messages = list(s.messages_) or [{"role": "user", "content": s.text_}]

@@ -33,7 +33,14 @@ def _threads() -> ThreadPoolExecutor:
 
 async def in_thread(work: Callable[[], T]) -> T:
     """``work()`` on a thread, in the context of the caller."""
-    run = functools.partial(contextvars.copy_context().run, work)
+
+    def run() -> T:
+        try:
+            return context.run(work)
+        except StopIteration as error:  # no future takes one, and whoever awaits it would wait for ever
+            raise RuntimeError("StopIteration was raised") from error
+
+    context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(_threads(), run)
 
 

@@ -139,7 +139,7 @@ class RuntimeEndpoint(AsyncBackend):
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        body, before, seen = self._body(s, sampling_params, stream=True), s.text_, 0
+        body, before, seen, complete = self._body(s, sampling_params, stream=True), s.text_, 0, False
         while True:
             try:
                 async with aclosing(self._http.events("/generate", _shortened(s, body))) as events:
@@ -148,10 +148,13 @@ class RuntimeEndpoint(AsyncBackend):
                             raise BackendError(event, int((event.get("error") or {}).get("code") or 500))
                         text = event["text"][seen:]
                         seen += len(text)
+                        complete = event["meta_info"].get("finish_reason") is not None
                         _keep(s, event["text"], event["meta_info"], before)
                         yield text, event["meta_info"]
                 return
             except BackendError as error:
+                if complete:  # what broke off is the end of the stream behind it
+                    return
                 if not _forgotten(s, error):
                     raise
 

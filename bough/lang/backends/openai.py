@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
+from bough.lang.http import CUT
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 from bough.lang.waiting import close_with, default_loop
@@ -114,13 +115,19 @@ class OpenAI(AsyncBackend):
             raise ValueError(f"Unknown dtype: {sampling_params.dtype}")
         kwargs = await self._kwargs(s, sampling_params)
         kwargs |= {"stream": True, "stream_options": {"include_usage": True}}
-        async with await self._call(self._api.create(**self._prompt(s), **kwargs)) as events:
-            async for event in events:
-                if event.choices:
-                    choice = event.choices[0]
-                    yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
-                if event.usage is not None:
-                    yield "", self.token_usage.add(event.usage)
+        complete = False
+        with _translated():
+            async with await self._api.create(**self._prompt(s), **kwargs) as events:
+                async for event in events:
+                    if event.choices:
+                        choice = event.choices[0]
+                        complete = complete or choice.finish_reason is not None
+                        yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
+                    if event.usage is not None:
+                        complete = complete or not event.choices  # the last event
+                        yield "", self.token_usage.add(event.usage)
+        if not complete:
+            raise BackendError(CUT)
 
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
@@ -224,14 +231,8 @@ class OpenAI(AsyncBackend):
         return texts[0] if len(texts) == 1 else texts
 
     async def _call(self, request: Any) -> Any:
-        import openai
-
-        try:
+        with _translated():
             return await request
-        except openai.APIStatusError as error:
-            raise BackendError(error.message, error.status_code) from error
-        except openai.APIConnectionError as error:
-            raise BackendError(str(error)) from error
 
     def _tokenizer(self) -> Any:
         import tiktoken
@@ -246,6 +247,19 @@ class OpenAI(AsyncBackend):
         tokenizer = self._tokenizer()
         ids = [i for i in range(tokenizer.n_vocab) if _is_number(tokenizer, i)]
         return {str(i): 100 for i in [*ids[:BIASED_TOKENS], tokenizer.eot_token]}
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """What the client raises in here as a BackendError."""
+    import openai
+
+    try:
+        yield
+    except openai.APIStatusError as error:
+        raise BackendError(error.message, error.status_code) from error
+    except openai.APIConnectionError as error:
+        raise BackendError(str(error)) from error
 
 
 def _is_number(tokenizer: Any, token: int) -> bool:
