@@ -109,7 +109,10 @@ class Claims:
         return room
 
     def _take_back(self, tenant: str, n: int) -> None:
-        """The oldest lease of ``tenant`` ends, or where that gives more than ``n`` tokens, is so much shorter."""
+        """The oldest lease of ``tenant`` ends, or where that gives more than ``n`` tokens, is so much shorter.
+
+        What is left of it counts as his newest.
+        """
         assert self._tree is not None
         _, node = self._shares.oldest(tenant)
         ends, length = self._ends[node], node.end
