@@ -126,10 +126,11 @@ class Ledger:
             if (key := key_of(req.request)) is not None:
                 found.setdefault(key, []).append(rid)
                 require(req.program is programs.find(*key), name, "{} belongs to another program", rid)
+        idle = set(programs._idle)
         for state in programs.states():
             require(list(state.reqs) == found.pop(state.key, []), name, "requests of {}", state.key)
             require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
-            require((state.key in programs._idle) == (not state.reqs), name, "{} is idle or not", state.key)
+            require((state.key in idle) == (not state.reqs), name, "{} is idle or not", state.key)
         require(not found, name, "unknown programs {}", list(found))
         rows = sum(req is not None and not req.background for req in scheduler._rows.reqs)
         require(programs.rows == rows, name, "{} rows of {}", programs.rows, rows)
@@ -159,7 +160,7 @@ class Ledger:
     def _leases(self, tree: RadixTree, policy: ProgramEviction) -> None:
         claims, name = self._kv.claims, "I20 leases"
         held: dict[Node, int] = {}
-        for ends, _, last in claims._leases:
+        for last, ends in claims._ends.items():
             require(ends > self._clock() - TICKS, name, "a lease until {} is still there", ends)
             node: Node | None = last
             while node is not None and node.parent is not None:
