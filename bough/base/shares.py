@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -19,8 +19,8 @@ class _Owned(Generic[K]):
 class Shares(Generic[K]):
     """What each tenant has in a book, and how large it is. Whoever owns the book keeps ``size`` within its bound.
 
-    Of a book for ``n`` that ``t`` tenants share, one that has no more than ``n / t`` never loses anything to the others,
-    and one that is alone has all of it.
+    Of a book for ``n`` that ``t`` tenants share, one that has no more than ``n / t`` never loses anything to the
+    others, and one that is alone has all of it.
 
     Attributes:
         size: of all entries together.
@@ -30,8 +30,9 @@ class Shares(Generic[K]):
         self.size = 0
         self._owned: dict[str, _Owned[K]] = {}
 
-    def __len__(self) -> int:
-        return sum(len(part) for owned in self._owned.values() for part in owned.entries)
+    def __iter__(self) -> Iterator[tuple[str, K]]:
+        """Tenants and keys; those of a tenant in the order in which they go."""
+        return ((tenant, key) for tenant, owned in self._owned.items() for part in owned.entries for key in part)
 
     def put(self, tenant: str, key: K, size: int = 1, *, last: bool = False) -> None:
         """``key`` is the newest of ``tenant`` and of this size now; ``last``: it goes after those that are not."""
@@ -54,10 +55,8 @@ class Shares(Generic[K]):
             del self._owned[tenant]
 
     def oldest(self, tenant: str | None = None) -> tuple[str, K]:
-        """Of ``tenant``, or of whoever has most, what goes first. KeyError where there is nothing."""
+        """Of ``tenant``, or of whoever has most, what goes first. The book, or ``tenant``, has something."""
         if tenant is None:
-            if not self._owned:
-                raise KeyError("nothing is there")
             tenant = max(self._owned, key=lambda name: self._owned[name].size)
         first, last = self._owned[tenant].entries
         return tenant, next(iter(first or last))

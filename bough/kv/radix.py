@@ -111,11 +111,14 @@ class RadixTree:
             self._use(step, owner)
         return handle
 
-    def cut(self, match: Match) -> Node:
-        """The node that ends where ``match``, which found something, does; a split is no use of what is split."""
-        node = match.node
-        assert node is not None and match.version == self._version
-        return self._split(node, match.length - node.start) if match.length < node.end else node
+    def cut(self, node: Node, length: int) -> Node:
+        """The node on the path to ``node`` that ends after ``length`` tokens, more than 0 and at most all.
+
+        A split is no use of what is split.
+        """
+        while node.start >= length and node.parent is not None:
+            node = node.parent
+        return self._split(node, length - node.start) if length < node.end else node
 
     def unlock(self, handle: CacheHandle) -> None:
         """End ``handle``. RuntimeError when it has ended before."""

@@ -7,6 +7,7 @@ what was generated ahead while the program's texts agree with it.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,7 @@ async def settle(ex: StreamExecutor, ask: Ask) -> None:
     ex.spec_format, ex.spec_params = [], None
     if params is not None:
         for _ in range(TRIES):
-            params.max_new_tokens, params.stop = ex.num_api_spec_tokens, []
-            answer, call = await ask(params)
+            answer, call = await ask(dataclasses.replace(params, max_new_tokens=ex.num_api_spec_tokens, stop=[]))
             if match(terms, answer):
                 break
             call.wasted_tokens += call.generated_tokens

@@ -37,7 +37,7 @@ TURN_SECONDS = 60.0
 CANCELLED_SECONDS = 10.0
 """Requests of a cancelled program that arrive so soon after were sent before it was."""
 PROGRAMS = 4096
-"""Programs that are remembered between their requests, and of those that were cancelled; the oldest goes first."""
+"""Programs that are remembered between their requests, and of those that were cancelled, of all tenants together."""
 AHEAD_TOKENS = 1 << 22
 """Ids of what was computed ahead and not found yet, of all programs; whose tenant has most loses the oldest."""
 AHEAD_RECORD = 128
@@ -84,8 +84,9 @@ class Programs:
         self.prefetched = self._used = 0
         self._completions: list[float] = []
         self._leaving: list[tuple[float, int, ProgramState]] = []
-        self._idle: dict[tuple[str, str], None] = {}
+        self._idle: Shares[str] = Shares()
         self._cancelled: dict[tuple[str, str], float] = {}
+        self._cancels: Shares[str] = Shares()
         self._moved: dict[int, ProgramState] = {}
         self._ahead: Shares[tuple[ProgramState, Ahead]] = Shares()
 
@@ -162,7 +163,7 @@ class Programs:
                 self._former[state.number] = state
             state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
         elif not state.reqs:
-            del self._idle[key]
+            self._idle.pop(*key)
             away = self.now - state.left
             self.costs.pause, state.pause = learnt(self.costs.pause, away), learnt(state.pause, away)
             state.leaves = float("inf")
@@ -255,8 +256,11 @@ class Programs:
         Returns the requests of that id that are in the engine. Raises NotFound as :meth:`known`.
         """
         self._cancelled[tenant, id] = self.now
-        if len(self._cancelled) > PROGRAMS:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._cancels.put(tenant, id)
+        if self._cancels.size > PROGRAMS:
+            oldest = self._cancels.oldest()
+            self._cancels.pop(*oldest)
+            del self._cancelled[oldest]
         reqs = [req for one in self._former.values() if one.key == (tenant, id) for req in one.reqs.values()]
         if not reqs or self.find(tenant, id) is not None:
             state = self.known(tenant, id)
@@ -279,9 +283,6 @@ class Programs:
         if state.ended:
             self.forget(state)
             return
-        self._idle[state.key] = None
-        if len(self._idle) > PROGRAMS:
-            self.forget(self._states[next(iter(self._idle))])
         pause = next((p for p in (named.pause, named.next_in, state.pause) if p is not None), self.costs.pause)
         other = None if state is self.turn else self.next_in_line
         if not state.seated or named.next_uses == 0 or pause > self._patience or (other and before(other, state)):
@@ -289,6 +290,9 @@ class Programs:
         else:
             state.leaves = self.now + 2 * pause + 1
             heapq.heappush(self._leaving, (state.leaves, state.number, state))
+        self._idle.put(*state.key, last=state.budget is not None)
+        if self._idle.size > PROGRAMS:
+            self.forget(self._states[self._idle.oldest()])
 
     def _grant(self, req: Req, state: ProgramState | None, lease: Lease | None) -> Grant:
         answer, tokens, seconds = None, 0, 0.0
@@ -419,7 +423,7 @@ class Programs:
         self._claims.over(state.number)
         self._moved.pop(state.number, None)
         if self._former.pop(state.number, None) is None:
-            self._idle.pop(state.key, None)
+            self._idle.pop(*state.key)
             del self._states[state.key]
 
     def _settle(self, state: ProgramState) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
 from bough.base.errors import InvalidRequest, NotFound
+from bough.base.shares import Shares
 from bough.server.schema import Prefix
 
 ENTRY_BYTES = 400
@@ -67,11 +67,15 @@ class Kept(NamedTuple):
 
 
 class ProgramTexts:
-    """The texts of all programs of all tenants, at most ``most`` bytes; whole programs go, the longest unused first."""
+    """The texts of all programs of all tenants, at most ``most`` bytes.
+
+    Whole programs go: of the tenant with most bytes, the one that is longest unused first.
+    """
 
     def __init__(self, most: int) -> None:
-        self._room = most
-        self._programs: OrderedDict[tuple[str, str], _Texts] = OrderedDict()
+        self._most = most
+        self._programs: dict[tuple[str, str], _Texts] = {}
+        self._shares: Shares[str] = Shares()
 
     def find(self, tenant: str, prefix: Prefix) -> str:
         """The text that ``prefix`` names. Raises UnknownText, or InvalidRequest where it is shorter than that."""
@@ -79,13 +83,13 @@ class ProgramTexts:
         return text.read(len(text) if prefix.chars is None else prefix.chars)
 
     def _find(self, tenant: str, prefix: Prefix) -> _Text:
-        program = self._programs.get((tenant, prefix.program))
-        text = None if program is None else program.by_node.get(prefix.node)
-        if text is None or prefix.id not in (None, text.id):
+        known = self._programs.get((tenant, prefix.program))
+        text = None if known is None else known.by_node.get(prefix.node)
+        if known is None or text is None or prefix.id not in (None, text.id):
             raise UnknownText(f"the text of the call {prefix.node[:256]!r} is not kept", param="prefix")
         if prefix.chars is not None and not 0 <= prefix.chars <= len(text):
             raise InvalidRequest(f"the text of {prefix.node[:256]!r} has {len(text)} characters", param="prefix.chars")
-        self._programs.move_to_end((tenant, prefix.program))
+        self._shares.put(tenant, prefix.program, known.n_bytes)
         return text
 
     def keep(self, tenant: str, program: str, node: str, prefix: Prefix | None, rest: str) -> Kept:
@@ -101,17 +105,14 @@ class ProgramTexts:
             whole = base.chain == CHAIN or prefix.program != program
             text = _Text(None, 0, base.read(upto) + rest, 0) if whole else _Text(base, upto, rest, base.chain + 1)
         known = self._programs.setdefault((tenant, program), _Texts())
-        self._programs.move_to_end((tenant, program))
         known.by_node[node] = text
-        n_bytes = sum(map(sys.getsizeof, (text.rest, node, program))) + ENTRY_BYTES
-        known.n_bytes += n_bytes
-        self._room -= n_bytes
-        while self._room < 0:
-            self.forget(*next(iter(self._programs)))
+        known.n_bytes += sum(map(sys.getsizeof, (text.rest, node, program))) + ENTRY_BYTES
+        self._shares.put(tenant, program, known.n_bytes)
+        while self._shares.size > self._most:
+            self.forget(*self._shares.oldest())
         return Kept(len(text), text.id) if (tenant, program) in self._programs else Kept(0, "")
 
     def forget(self, tenant: str, program: str) -> None:
         """The program has ended. Idempotent."""
-        known = self._programs.pop((tenant, program), None)
-        if known is not None:
-            self._room += known.n_bytes
+        self._programs.pop((tenant, program), None)
+        self._shares.pop(tenant, program)

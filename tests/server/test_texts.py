@@ -67,6 +67,17 @@ def test_programs_go_as_a_whole_the_longest_unused_first() -> None:
     assert texts.keep("", "f", "n", None, "f" * 4000).chars == 4000
 
 
+def test_one_tenants_texts_cost_no_other_tenants() -> None:
+    texts = ProgramTexts(20_000)
+    assert texts.keep("a", "p", "n", None, "a" * 5000).chars == 5000
+    for i in range(50):
+        assert texts.keep("b", f"p{i}", "n", None, "b" * 1000).chars == 1000
+    assert texts.find("a", Prefix(program="p", node="n")) == "a" * 5000
+    assert texts.find("b", Prefix(program="p49", node="n")) == "b" * 1000
+    with pytest.raises(UnknownText):
+        texts.find("b", Prefix(program="p0", node="n"))
+
+
 def test_what_one_program_has_from_another_is_its_own() -> None:
     """However it is put together, what is kept is within the room."""
     texts = ProgramTexts(1 << 20)

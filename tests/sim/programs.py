@@ -137,11 +137,12 @@ class Ledger:
                 own = state is programs.find(*key) or (state is not None and state.ended and state in programs.states())
                 require(own, name, "{} belongs to no program", rid)
                 found.setdefault(state.number if state is not None else 0, []).append(rid)
+        idle = set(programs._idle)
         for state in programs.states():
             require(list(state.reqs) == found.pop(state.number, []), name, "requests of {}", state.key)
             require(bool(state.reqs) or not state.ended, name, "{} is over and remembered", state.key)
-            idle = state.key in programs._idle and programs.find(*state.key) is state
-            require(idle == (not state.reqs), name, "{} is idle or not", state.key)
+            away = state.key in idle and programs.find(*state.key) is state
+            require(away == (not state.reqs), name, "{} is idle or not", state.key)
         require(not found, name, "unknown programs {}", list(found))
         rows = sum(req is not None and not req.background for req in scheduler._rows.reqs)
         require(programs.rows == rows, name, "{} rows of {}", programs.rows, rows)
@@ -171,7 +172,7 @@ class Ledger:
     def _leases(self, tree: RadixTree, policy: ProgramEviction) -> None:
         claims, name = self._kv.claims, "I20 leases"
         held: dict[Node, int] = {}
-        for ends, _, last in claims._leases:
+        for last, ends in claims._ends.items():
             require(ends > self._clock() - TICKS, name, "a lease until {} is still there", ends)
             node: Node | None = last
             while node is not None and node.parent is not None:

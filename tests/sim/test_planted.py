@@ -14,7 +14,7 @@ from .planted import ADAPTERS, BUGS, BY_NAME, Bug, planted
 from .replay import Failure, failure
 from .script import Script, storm, write
 
-FAST_SEEDS, SLOW_SEEDS = 200, 1500
+FAST_SEEDS, SLOW_SEEDS = 300, 1500
 SUBTLE = ("truncate_frees_used_page", "undo_forgotten")
 """Bugs that need several conditions at once; they are looked for among the slow tests."""
 
