@@ -21,6 +21,7 @@ from bough.base.params import Pooling, PoolingParams, SamplingParams
 from bough.engine.answer_type import as_constraint
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation
+from bough.engine.sglang_flags import translated
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]
@@ -34,7 +35,8 @@ class Engine:
     """An engine in this process.
 
     ``Engine("model.gguf", context_length=4096)`` takes the flags of ``bough serve`` as keywords; a complete
-    :class:`Config` does as well. Methods may be called from any thread. Close it, or use it in a ``with``.
+    :class:`Config` does as well, and so do SGLang's names (``model_path``, ``mem_fraction_static``). Methods may be
+    called from any thread. Close it, or use it in a ``with``.
     Raises ConfigError when the model cannot be served.
     """
 
@@ -230,7 +232,7 @@ async def _cancel_others() -> None:
 def configured(config: Config, flags: Mapping[str, Any]) -> Config:
     """``config`` with the fields of its sections that ``flags`` names. Raises TypeError for an unknown name."""
     changed: dict[str, dict[str, Any]] = {}
-    for name, value in flags.items():
+    for name, value in translated(flags).items():
         for section in dataclasses.fields(config):
             if section.name != "limits" and name in {f.name for f in dataclasses.fields(getattr(config, section.name))}:
                 changed.setdefault(section.name, {})[name] = value

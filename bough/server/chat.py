@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import UNSET, UnsetType, structs
 
@@ -82,16 +83,21 @@ class _Job:
         """What of the constraint was not enforced."""
         return [] if isinstance(self.envelope.warnings, UnsetType) else self.envelope.warnings
 
+    def program(self) -> dict[str, Any] | None:
+        """What program and lease were granted."""
+        return None if isinstance(self.envelope.program, UnsetType) else self.envelope.program
+
 
 @dataclass(slots=True)
 class ChatStream:
-    """A chat that other endpoints translate: its choices' news, the usage so far, and what was not enforced.
+    """A chat that other endpoints translate: its choices' news, the usage so far, what was not enforced, and granted.
 
     ``model`` is the name of what answers. ``enforced``: the model can write no call whose arguments are no JSON.
     """
 
     usage: Callable[[], Usage]
     warnings: Callable[[], list[str]]
+    program: Callable[[], dict[str, Any] | None]
     pieces: AsyncGenerator[list[ChatChunkChoice], None]
     enforced: bool
     model: str
@@ -145,7 +151,7 @@ async def open_chat(call: Call, body: ChatRequest, *, cut: bool = False) -> Chat
     ``cut`` lowers ``max_tokens`` to what the context leaves, for APIs in which it is a bound and not a promise.
     """
     job = await _open(call, body, cut)
-    return ChatStream(job.usage, job.warnings, _pieces(job, body), job.enforced, job.envelope.model)
+    return ChatStream(job.usage, job.warnings, job.program, _pieces(job, body), job.enforced, job.envelope.model)
 
 
 async def _open(call: Call, body: ChatRequest, cut: bool = False) -> _Job:

@@ -74,6 +74,18 @@ def test_a_program_is_seen_until_it_ends(server: Server) -> None:
         assert "seen" not in http.get("/metrics").text, "ids are no labels"
 
 
+def test_responses_say_what_was_granted(server: Server) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
+    envelope: dict[str, Any] = {"program": {"id": "answers", "budget": 9}, "ignore_eos": True}
+    asked: dict[str, Any] = {"model": "tiny", "input": "x", "max_output_tokens": 16, "extra_body": envelope}
+    first = client.responses.create(**asked, stream=True)
+    *_, last = first
+    granted = last.response.program  # type: ignore[union-attr]
+    assert (granted["id"], granted["generated"], granted["budget"]) == ("answers", 9, 0)
+    envelope["program"] = {"id": "more", "end": True}
+    assert client.responses.create(**asked).program["generated"] == 16  # type: ignore[attr-defined]
+
+
 def test_programs_are_listed_in_pages(server: Server) -> None:
     with httpx.Client(base_url=server.url, timeout=60) as http:
         for i in range(3):

@@ -97,6 +97,23 @@ def test_options_are_named_or_given(engine: Engine) -> None:
         engine.generate("x", no_such_option=1)
 
 
+def test_options_may_have_sglangs_names() -> None:
+    config = configured(Config(), {
+        "model_path": "m", "tokenizer_path": "m", "mem_fraction_static": 0.5, "tp_size": 1, "dtype": "bfloat16",
+        "context_length": 64, "log_level": "error", "trust_remote_code": True, "disable_radix_cache": True,
+        "disable_cuda_graph": False, "random_seed": None, "max_running_requests": 4,
+    })  # fmt: skip
+    assert (config.model.path, config.model.dtype, config.model.context_length) == ("m", "bfloat16", 64)
+    assert (config.kv.memory_share, config.kv.cache, config.device.graphs) == (0.5, "none", "on")
+    assert (config.schedule.max_running, config.serve.log_level) == (4, "error")
+    refused = {"tp_size": 2, "random_seed": 3, "tokenizer_path": "other", "attention_backend": "fa3"}
+    for name, value in refused.items():
+        with pytest.raises(TypeError, match=name):
+            configured(Config(), {"path": "m", name: value})
+    with pytest.raises(TypeError, match="twice"):
+        configured(Config(), {"path": "m", "model_path": "n"})
+
+
 def test_start_that_fails_leaves_nothing_behind(built: list[Core]) -> None:
     before = set(threading.enumerate())
     with pytest.raises(ConfigError, match="no such model"):

@@ -115,8 +115,11 @@ class Growing:
                 self.response["parse_error"] = choice.parse_error
         return events
 
-    def end(self, usage: Usage, warnings: list[str]) -> list[Event]:
-        """The chat has ended well; ``warnings`` name what of its constraint was not enforced."""
+    def end(self, usage: Usage, warnings: list[str], program: dict[str, Any] | None) -> list[Event]:
+        """The chat has ended well; ``warnings`` name what of its constraint was not enforced.
+
+        ``program`` is what its program and lease were granted.
+        """
         events: list[Event] = []
         if not self.response["output"] and self._open is None:
             events += self._begin_text("message")
@@ -129,6 +132,8 @@ class Growing:
         self.response["usage"] = response_usage(usage)
         if warnings:
             self.response["warnings"] = warnings
+        if program is not None:
+            self.response["program"] = program
         return [*events, self._event(status, response=self.response)]
 
     def fail(self, error: BoughError) -> list[Event]:

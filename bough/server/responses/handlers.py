@@ -58,7 +58,7 @@ class Responses:
         async with aclosing(chat.pieces) as pieces:
             async for choices in pieces:
                 growing.take(choices)
-        growing.end(chat.usage(), chat.warnings())
+        growing.end(chat.usage(), chat.warnings(), chat.program())
         self._keep(call, body, response, history, own)
         return encode_json(response)
 
@@ -129,7 +129,7 @@ class Responses:
                 async with aclosing(chat.pieces) as pieces:
                     async for choices in pieces:
                         log.add([encode_event(event) for event in growing.take(choices)])
-                log.add([encode_event(event) for event in growing.end(chat.usage(), chat.warnings())])
+                log.add([encode_event(event) for event in growing.end(chat.usage(), chat.warnings(), chat.program())])
             except asyncio.CancelledError:
                 growing.cancel()
                 raise
@@ -199,7 +199,7 @@ async def _open(call: Call, body: ResponsesRequest, items: list[Item], rid: str)
         if body.truncation == "auto":
             items = await fitting(call, body, items)
         chat = await open_chat(call, chat_request(body, items, rid))
-    return ChatStream(chat.usage, chat.warnings, _own_errors(chat.pieces), chat.enforced, chat.model)
+    return ChatStream(chat.usage, chat.warnings, chat.program, _own_errors(chat.pieces), chat.enforced, chat.model)
 
 
 async def _own_errors(
@@ -237,7 +237,7 @@ async def _events(
                     yield encoded(growing.begin()) + encoded(growing.run())
                 if news := encoded(growing.take(choices)):
                     yield news
-            yield encoded(growing.end(chat.usage(), chat.warnings()))
+            yield encoded(growing.end(chat.usage(), chat.warnings(), chat.program()))
         except BoughError as error:
             if not begun:  # it still has its HTTP status
                 raise
