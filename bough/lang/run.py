@@ -106,6 +106,7 @@ async def _stored(state: ProgramState, work: Any) -> None:
     except BaseException as error:
         state.stream_executor.fail(error, None, None)
         if not isinstance(error, Exception):
+            state.cancel(f"its body raised {type(error).__name__}")
             raise
 
 

@@ -289,7 +289,7 @@ AHEAD = (
         "tokens counted as found that had been in the cache before",
         Ahead,
         "found",
-        "end = min(self.end, cached_len)",
-        "end = self.end + cached_len",
+        "return n if n",
+        "return n + start if n",
     ),
 )
