@@ -55,15 +55,15 @@ def run_program(
             try:
                 body()
             except BaseException as error:  # nobody else on this thread hears of it
-                state.stream_executor.fail(error, None, None)
+                _fail(state, error)
 
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=(follow,), name="bough-program").start()
         return state
     try:
         body()
-    except BaseException:
-        state.cancel("its body raised an exception")
+    except BaseException as error:
+        state.cancel(_raised(error))
         raise
     if sync:
         state.sync()
@@ -91,7 +91,7 @@ async def arun_program(
         await work
         await state.stream_executor.idle.reached()
     except BaseException as error:
-        state.cancel(f"its body raised {type(error).__name__}")
+        state.cancel(_raised(error))
         raise
     return state
 
@@ -104,10 +104,19 @@ async def _stored(state: ProgramState, work: Any) -> None:
     try:
         await work
     except BaseException as error:
-        state.stream_executor.fail(error, None, None)
+        _fail(state, error)
         if not isinstance(error, Exception):
-            state.cancel(f"its body raised {type(error).__name__}")
             raise
+
+
+def _fail(state: ProgramState, error: BaseException) -> None:
+    """The body of ``state`` has raised ``error``, which nobody catches: its calls stop."""
+    state.stream_executor.fail(error, None, None)
+    state.cancel(_raised(error))
+
+
+def _raised(error: BaseException) -> str:
+    return f"its body raised {type(error).__name__}"
 
 
 def new_state(
@@ -234,7 +243,7 @@ class _Batch:
             except BaseException as error:
                 # A body that stopped because one of its calls failed has said nothing new.
                 if state.stream_executor.error_ is None:
-                    state.stream_executor.fail(error, None, None)
+                    _fail(state, error)
             state.stream_executor.idle.then(finished)
 
         self.pool.submit(contextvars.copy_context().run, work)

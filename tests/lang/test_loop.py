@@ -277,3 +277,58 @@ def test_what_cannot_be_a_tool() -> None:
     for func in (variadic, positional):
         with pytest.raises(TypeError, match="by its name"):
             sgl.tool(func)
+
+
+class Endless(AsyncBackend):
+    """Generates until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.stopped = threading.Event(), threading.Event()
+
+    async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+        self.began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.stopped.set()
+
+    async def agenerate_stream(self, s: Any, sampling_params: Any) -> Any:
+        yield "x", {}
+        await self.agenerate(s, sampling_params)
+
+
+@sgl.function
+def broken(s: Any, backend: Endless) -> None:
+    s += sgl.gen("a")
+    assert backend.began.wait(60)
+    raise ValueError("boom")
+
+
+@sgl.function
+async def waits(s: Any, backend: Endless) -> None:
+    s += sgl.gen("a")
+    await s.get("a")
+
+
+@pytest.mark.parametrize("way", ["run", "stream", "batch", "left"])
+def test_a_body_that_raises_stops_its_calls(way: str) -> None:
+    backend = Endless()
+
+    async def leave() -> None:
+        state = await waits.arun(backend, backend=backend, stream=True)
+        async for _ in state.text_async_iter("a"):
+            break
+
+    if way == "run":
+        with pytest.raises(ValueError, match="boom"):
+            broken.run(backend, backend=backend)
+    elif way == "stream":
+        with pytest.raises(sgl.ProgramError, match="boom"):
+            list(broken.run(backend, backend=backend, stream=True).text_iter())
+    elif way == "batch":
+        (state,) = broken.run_batch([{"backend": backend}], backend=backend)
+        assert isinstance(state.error(), ValueError)
+    else:
+        asyncio.run(leave())
+    assert backend.stopped.wait(60)
