@@ -109,7 +109,8 @@ class Finish(msgspec.Struct, frozen=True):
     """How a request ended; its one terminal event.
 
     ``kind``: stop (``matched`` is the stop id, string or regex, None for end of sequence),
-    length, abort, timeout or error; ``message`` explains the last three, ``param`` names the field to blame.
+    length, abort, timeout or error; ``message`` explains the last three, ``param`` names the field to blame, and
+    ``code`` is for programs to tell errors apart.
     ``warnings`` name what of a constraint that is not strict was not enforced. ``grant`` says what a request
     of a program, or with a lease, was granted.
     """
@@ -119,6 +120,7 @@ class Finish(msgspec.Struct, frozen=True):
     message: str = ""
     status: int = 200
     param: str | None = None
+    code: str | None = None
     warnings: tuple[str, ...] = ()
     grant: Grant | None = None
 

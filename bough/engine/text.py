@@ -59,7 +59,7 @@ def error_of(finish: Finish) -> BoughError:
     if finish.kind == "abort":
         return EngineError(message, code="aborted")
     error = _BY_STATUS.get(finish.status, EngineError)(message)
-    error.param = finish.param
+    error.param, error.code = finish.param, finish.code or error.code
     if error.status == 404 and error.param == "model":
         error.code = "model_not_found"
     return error

@@ -319,7 +319,7 @@ class Scheduler:
 
     def _refuse(self, request: Request, error: BoughError) -> None:
         self._rejected += 1
-        finish = Finish("error", message=str(error), status=error.status, param=error.param)
+        finish = Finish("error", message=str(error), status=error.status, param=error.param, code=error.code)
         self._news.append(Output(request.rid, 0, [], len(request.ids) // 4, 0, finish))
 
     def _end_program(self, message: Control, tenant: str, program: str) -> None:

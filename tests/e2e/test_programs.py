@@ -143,7 +143,8 @@ def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Ser
         assert (answered.status_code, answered.json()["error"]["code"]) == (400, "program_cancelled")
         assert http.get("/v1/programs/unread").status_code == 404
         late = generate(http, "hello", id="early")
-        assert (late.status_code, late.json()["error"]["param"]) == (400, "program.id"), "it was on its way"
+        refused = late.json()["error"]
+        assert (late.status_code, refused["param"], refused["code"]) == (400, "program.id", "program_cancelled")
 
 
 def all_is_told(state: Any) -> None:

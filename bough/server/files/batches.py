@@ -36,6 +36,7 @@ from bough.server.files.folder import DAY
 from bough.server.files.handlers import Files, check_life
 from bough.server.options import check_metadata
 from bough.server.paging import page
+from bough.server.programs import programs_named
 from bough.server.service import Service
 from bough.server.work import Call, Operation
 
@@ -240,6 +241,7 @@ class Batches:
                         if getattr(body, name, None):
                             raise InvalidRequest(f"{name} is not available in batches", param=name)
                     body.priority = -service.limits.priority_abs
+                    flight.programs = programs_named({}, getattr(body, "program", None))
                     answer = await operation.handler(call, body)
                     assert isinstance(answer, bytes)
                     return 200, msgspec.Raw(answer)

@@ -19,6 +19,7 @@ from bough.server.chat import ChatStream, open_chat
 from bough.server.errors import encode_json
 from bough.server.options import check_metadata
 from bough.server.paging import integer, page
+from bough.server.programs import programs_named
 from bough.server.responses.answer import Event, Growing, encode_event, new_response
 from bough.server.responses.schema import ResponsesRequest
 from bough.server.responses.store import EventLog, ResponseStore, Stored
@@ -114,6 +115,7 @@ class Responses:
         stored.log = EventLog()
         stored.log.add([encode_event(event) for event in growing.begin()])
         answer = encode_json(growing.response)
+        call.flight.programs = frozenset()  # those of the work
         stored.task = asyncio.create_task(self._work(call, body, growing, stored))
         return Events(stored.log.read(-1)) if body.stream else answer
 
@@ -122,6 +124,7 @@ class Responses:
         log, service = stored.log, call.service
         assert log is not None
         with service.flight(call.request_id, tenant=call.principal.tenant) as flight:
+            flight.programs = programs_named(call.program, body.program)
             own_call = replace(call, flight=flight, started=time.perf_counter())
             try:
                 chat = await _open(own_call, body, [*stored.history, *stored.own], stored.response["id"])
