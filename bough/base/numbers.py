@@ -64,6 +64,9 @@ def exact_bounds(schema: dict[str, Any]) -> None:
     least, most = (LEAST_INTEGER, MOST_INTEGER) if integers else (-LARGEST, LARGEST)
     for end, lower in (("Minimum", True), ("Maximum", False)):
         exclusive, inclusive = f"exclusive{end}", end.lower()
+        for word in (exclusive, inclusive) if integers else ():
+            if isinstance(value := schema.get(word), float) and value.is_integer():
+                schema[word] = int(value)
         if integers and isinstance(beyond := schema.get(exclusive), int) and abs(beyond) >= 2**53:
             del schema[exclusive]
             within, own = beyond + (1 if lower else -1), schema.get(inclusive)

@@ -101,8 +101,13 @@ class TextThreads:
         def ended(step: Future[int | _Ended]) -> None:
             loop.call_soon_threadsafe(self._ended, lane, job, step)
 
+        try:
+            step = self._pool.submit(_next, job.steps, trims=lane is self._lanes[-1])
+        except RuntimeError as error:  # no thread can be had, or none will be any more
+            job.result.set_exception(error)
+            return
         lane.free -= 1
-        self._pool.submit(_next, job.steps, trims=lane is self._lanes[-1]).add_done_callback(ended)
+        step.add_done_callback(ended)
 
     def _ended(self, lane: _Lane, job: _Job[Any], step: Future[int | _Ended]) -> None:
         lane.free += 1

@@ -204,3 +204,22 @@ def test_what_a_huge_text_took_goes_back_to_the_system() -> None:
     asyncio.run(body())
     assert resident() < after[0] - size * n // 2
     libc.free(kept[0])
+
+
+def test_work_that_no_thread_can_take_fails_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        threads = TextThreads((1, 1, 1, 1))
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(threading.Thread, "start", no_thread)
+                for _ in range(3):
+                    with pytest.raises(RuntimeError, match="no thread"):
+                        await threads.run(int)
+            assert await threads.run(int) == 0
+        finally:
+            threads.close()
+
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("no thread can be started")
+
+    asyncio.run(body())

@@ -60,6 +60,16 @@ def test_bounds_let_nothing_through_that_is_outside(bound: int, lower: bool, exc
     assert allows({"type": "integer", word: bound}, str(bound - 5_000 * step))
 
 
+@pytest.mark.parametrize(("word", "bound"), [
+    ("exclusiveMaximum", 1e18), ("exclusiveMaximum", 1e16), ("exclusiveMinimum", 1e17), ("exclusiveMinimum", -1e16),
+    ("exclusiveMinimum", 9007199254740992.0),
+])  # fmt: skip
+def test_bounds_of_integers_may_be_written_as_floats(word: str, bound: float) -> None:
+    schema = {"type": "integer", word: bound}
+    assert not allows(dict(schema), str(int(bound)))
+    assert allows(dict(schema), str(int(bound) + (5000 if word == "exclusiveMinimum" else -5000)))
+
+
 def test_bounds_of_numbers_are_moved_inwards() -> None:
     for word, bound, outside, inside in [
         ("maximum", 123456789012345678, "123456789012345679", "123456789012344000"),
