@@ -54,7 +54,7 @@ class Programs:
 
     def __init__(self, capacity: int, claims: Claims, max_wait: float) -> None:
         self.max_wait = max_wait
-        self.turn_share = TURN_SHARE
+        self.turn_share, self.turn_seconds = TURN_SHARE, TURN_SECONDS
         self.now = 0.0
         self.rows = 0
         """Requests that have a row, with or without a program."""
@@ -195,7 +195,7 @@ class Programs:
         assert named is not None
         state.since = self.now
         if state is self.turn:
-            self._turn_ends = min(self._turn_ends, self.now + TURN_SECONDS)
+            self._turn_ends = min(self._turn_ends, self.now + self.turn_seconds)
         self.fork = state.number, named.fork
         if not req.started:
             cached = req.of_prompt(cached_len)
@@ -366,7 +366,7 @@ class Programs:
         if self.turn is None and self.service >= self._next_turn and self.now - state.since > self.max_wait:
             self.turn = state
             self._turn_began, self._turn_ends = state.service, float("inf")
-            self._no_room_until = self.now + TURN_SECONDS
+            self._no_room_until = self.now + self.turn_seconds
 
     @property
     def turn_is_up(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bough.base.messages import Namespace, Request
@@ -19,6 +19,8 @@ from .planted import BY_NAME, planted
 POOL, CALLS, LONGEST, MAX_WAIT, SHARE = 128, 2, 60, 0.5, 2
 TURN = POOL + 2 * (LONGEST + 100)
 """Service of one turn at most: a pool, and what the call that ends it and the one beside it come to."""
+ROOM_STEPS, STEP_SERVICE = 50, 100
+"""Steps that whoever has a turn waits for room at most, and the service of one on average."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def serve(flood: Flood, victims: int, prompt: int) -> int:
     """
     w = World(cells=POOL, policy="program", eviction="program", step_tokens=32, max_running=2, max_wait=MAX_WAIT)
     programs, floods, steps = w.scheduler._programs, 0, 0
-    programs.turn_share = SHARE
-    most = (flood.at_once + victims + 1) * (SHARE + 1) * TURN
+    programs.turn_share, programs.turn_seconds = SHARE, ROOM_STEPS * 0.01
+    most = (flood.at_once + victims + 1) * ((SHARE + 1) * TURN + ROOM_STEPS * STEP_SERVICE)
     calls = dict.fromkeys(range(victims), 0)
     waiting: dict[int, tuple[float, int]] = {}
     while calls or waiting:
@@ -90,6 +92,7 @@ def serve(flood: Flood, victims: int, prompt: int) -> int:
 
 
 @settings(max_examples=20, deadline=None)
+@example(Flood(at_once=2, prompt=22, tokens=1, fresh=False, tenant="", said={"deadline": 1e-3}), 1, 20)
 @given(FLOODS, st.integers(1, 3), st.integers(1, LONGEST))
 def test_nobody_starves_behind_a_stream(flood: Flood, victims: int, prompt: int) -> None:
     assert serve(flood, victims, prompt)
