@@ -215,7 +215,7 @@ def test_work_that_no_thread_can_take_fails_and_the_next_goes_on(monkeypatch: py
                 for _ in range(3):
                     with pytest.raises(RuntimeError, match="no thread"):
                         await threads.run(int)
-            assert await threads.run(int) == 0
+            assert await asyncio.wait_for(threads.run(int), 60) == 0
         finally:
             threads.close()
 

@@ -33,11 +33,20 @@ def answer_to(body: dict[str, Any]) -> str:
     return text
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Replying(BaseHTTPRequestHandler):
     server: Any
 
     def log_message(self, *_: Any) -> None: ...
 
+    def _send(self, data: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class _Handler(Replying):
     def do_GET(self) -> None:
         self._send(b'{"object": "list", "data": []}', "application/json")
 
@@ -57,13 +66,6 @@ class _Handler(BaseHTTPRequestHandler):
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choices = [{"index": i, "finish_reason": "stop", **said} for i in range(body.get("n") or 1)]
         self._send(json.dumps({**head, "choices": choices, "usage": usage}).encode(), "application/json")
-
-    def _send(self, data: bytes, kind: str) -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
 
 @contextmanager

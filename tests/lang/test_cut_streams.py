@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,14 +16,12 @@ import bough as sgl
 from bough.lang.errors import BackendError
 from bough.lang.http import HttpClient
 
+from .openai_stub import Replying
+
 DONE = "[DONE]"
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Any
-
-    def log_message(self, *_: Any) -> None: ...
-
+class _Handler(Replying):
     def do_GET(self) -> None:
         self._send(json.dumps({"model_path": "model", "object": "list", "data": []}).encode(), "application/json")
 
@@ -35,14 +33,10 @@ class _Handler(BaseHTTPRequestHandler):
             for e in events
             if e != DONE
         ]
-        self._send("".join(f"{line}\n\n" for line in [*lines, *["data: [DONE]"] * events.count(DONE)]).encode())
-
-    def _send(self, data: bytes, kind: str = "text/event-stream") -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self._send(
+            "".join(f"{line}\n\n" for line in [*lines, *["data: [DONE]"] * events.count(DONE)]).encode(),
+            "text/event-stream",
+        )
 
 
 @contextmanager
