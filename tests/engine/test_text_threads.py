@@ -214,8 +214,8 @@ def test_work_that_no_thread_can_take_fails_and_the_next_goes_on(monkeypatch: py
                 patch.setattr(threading.Thread, "start", no_thread)
                 for _ in range(3):
                     with pytest.raises(RuntimeError, match="no thread"):
-                        await threads.run(int)
-            assert await asyncio.wait_for(threads.run(int), 60) == 0
+                        await asyncio.wait_for(threads.run(int), 20)
+            assert await asyncio.wait_for(threads.run(int), 20) == 0
         finally:
             threads.close()
 
