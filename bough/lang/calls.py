@@ -242,8 +242,14 @@ async def _pause(ex: StreamExecutor, attempt: int, error: Exception) -> None:
             raise limit from error
     if attempt + 1 >= retry.attempts or not _transient(error):
         raise error
-    asked = getattr(error, "retry_after", None)
-    await asyncio.sleep(retry.delay * 2**attempt if asked is None else asked)
+    asked, left = getattr(error, "retry_after", None), ex.program.seconds_left()
+    seconds = retry.delay * 2**attempt if asked is None else asked
+    if left is not None and seconds >= left:
+        raise LimitExceeded(
+            f"the program {ex.program.name} may take {ex.program.limits.seconds:g} s, "
+            f"and its next attempt is {seconds:g} s away"
+        ) from error
+    await asyncio.sleep(seconds)
 
 
 def _transient(error: Exception) -> bool:

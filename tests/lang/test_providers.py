@@ -6,6 +6,8 @@ import json
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 import bough as sgl
 from bough.lang.errors import BackendError
+from bough.lang.http import retry_after
 
 GONE = 0
 """In the place of a status: the connection ends without an answer."""
@@ -36,6 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         answer: dict[str, Any] = {"error": {"type": "busy", "message": "not now"}}
+        headers = {} if status == 200 else self.server.headers
         if status == 200:
             answer = {
                 "id": "x", "object": "chat.completion", "created": 1, "model": "m", "usage": USAGE, "type": "message",
@@ -45,6 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -53,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def provider() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.asked, server.refusals = [], []
+    server.asked, server.refusals, server.headers = [], [], {}
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -63,14 +69,16 @@ def provider() -> Iterator[Any]:
     server.server_close()
 
 
-@pytest.fixture(params=["Anthropic", "LiteLLM"])
+@pytest.fixture(params=["OpenAI", "Anthropic", "LiteLLM"])
 def backend(request: pytest.FixtureRequest, provider: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "OpenAI":
+        return sgl.OpenAI("m", base_url=provider.url, api_key="none")
     if request.param == "Anthropic":
         pytest.importorskip("anthropic")
-        return sgl.Anthropic("m", base_url=provider.url, api_key="none", max_retries=0)
+        return sgl.Anthropic("m", base_url=provider.url, api_key="none")
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network for prices
     pytest.importorskip("litellm")
-    return sgl.LiteLLM("openai/m", base_url=provider.url, api_key="none", max_retries=0)
+    return sgl.LiteLLM("openai/m", base_url=provider.url, api_key="none")
 
 
 @sgl.function(retry=sgl.Retry(attempts=3, delay=0.0))
@@ -92,6 +100,35 @@ def test_what_may_pass_is_tried_again(provider: Any, backend: Any) -> None:
     assert isinstance(error, BackendError) and error.transient
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_provider_says_when_to_come_again(provider: Any, backend: Any) -> None:
+    patient = ask.options(retry=sgl.Retry(attempts=2, delay=3600.0))
+    provider.refusals, provider.headers = [429], {"Retry-After": "0"}
+    assert patient.run(backend=backend).error() is None and len(provider.asked) == 2
+    provider.refusals, provider.headers = [429], {"Retry-After": "3600"}
+    error = patient.options(limits=sgl.Limits(seconds=600)).run(backend=backend).error()
+    assert isinstance(error, sgl.LimitExceeded) and "3600 s away" in str(error)
+    assert isinstance(error.__cause__, BackendError) and len(provider.asked) == 3
+
+
+def test_what_a_server_may_say_of_time() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90))
+    assert 80 < (retry_after({"retry-after": soon}) or 0) <= 90
+    said: list[tuple[dict[str, str], float | None]] = [
+        ({"retry-after": "2.5"}, 2.5),
+        ({"retry-after": "-1"}, 0.0),
+        ({"retry-after": "Sun, 06 Nov 1994 08:49:37 GMT"}, 0.0),
+        ({"retry-after": "2", "retry-after-ms": "1500"}, 1.5),
+        ({}, None),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after-ms": "nan"}, None),
+    ]
+    for headers, seconds in said:
+        assert retry_after(headers) == seconds
+
+
+@pytest.mark.parametrize("backend", ["Anthropic", "LiteLLM"], indirect=True)
 @pytest.mark.filterwarnings("ignore")
 def test_several_answers_are_several_calls(provider: Any, backend: Any) -> None:
     state = ask.run(n=3, backend=backend)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated, several
 from bough.lang.errors import BackendError
-from bough.lang.http import CUT
+from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import get_chat_template
 from bough.lang.waiting import close_with, default_loop
@@ -26,6 +26,7 @@ class Anthropic(AsyncBackend):
 
         self.model_name = model_name
         self.chat_template = get_chat_template("claude")
+        kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
         self.client: Any = anthropic.AsyncAnthropic(*args, **kwargs)
         self._finalizer = close_with(self, self.client.close, default_loop())
 
@@ -81,7 +82,7 @@ class Anthropic(AsyncBackend):
         try:
             return await request
         except anthropic.APIStatusError as error:
-            raise BackendError(error.message, error.status_code) from error
+            raise BackendError(error.message, error.status_code, retry_after(error.response.headers)) from error
         except anthropic.APIConnectionError as error:
             raise BackendError(str(error)) from error
 

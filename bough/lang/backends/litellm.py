@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated, several
 from bough.lang.errors import BackendError
+from bough.lang.http import retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class LiteLLM(AsyncBackend):
-    """A model by its name in LiteLLM, which must be installed."""
+    """A model by its name in LiteLLM, which must be installed.
+
+    It repeats nothing unless ``max_retries`` or ``litellm.num_retries`` says so, since programs do.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class LiteLLM(AsyncBackend):
             "organization": organization,
             "base_url": base_url,
             "timeout": timeout,
-            "max_retries": litellm.num_retries if max_retries is None else max_retries,
+            "max_retries": (litellm.num_retries or 0) if max_retries is None else max_retries,
             "default_headers": default_headers,
         }
 
@@ -88,7 +92,9 @@ def _translated() -> Iterator[None]:
     except openai.APIError as error:
         # It gives a status to errors that had none, and that of a server's error to connections that failed.
         reached = not isinstance(error, openai.APIConnectionError) and "Connection error" not in error.message
-        raise BackendError(error.message, int(getattr(error, "status_code", 0)) if reached else 0) from error
+        status = int(getattr(error, "status_code", 0)) if reached else 0
+        headers = getattr(error, "litellm_response_headers", None) or {}
+        raise BackendError(error.message, status, retry_after(headers)) from error
 
 
 def _meta(usage: Any) -> dict[str, int]:

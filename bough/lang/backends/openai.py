@@ -13,7 +13,7 @@ import numpy as np
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
-from bough.lang.http import CUT
+from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 from bough.lang.waiting import close_with, default_loop
@@ -76,6 +76,7 @@ class OpenAI(AsyncBackend):
         super().__init__()
         import openai
 
+        kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
         self.client: Any = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
         self._finalizer = close_with(self, self.client.close, default_loop())
         self.model_name = model_name
@@ -257,7 +258,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise BackendError(error.message, error.status_code) from error
+        raise BackendError(error.message, error.status_code, retry_after(error.response.headers)) from error
     except openai.APIConnectionError as error:
         raise BackendError(str(error)) from error
 
