@@ -18,7 +18,10 @@ Strings = str | Sequence[str]
 
 @dataclass
 class SglSamplingParams:
-    """In ``gen``, None means what the run says; a run has the defaults below."""
+    """In ``gen``, None means what the run says; a run has the defaults below.
+
+    ``value_schema`` is the JSON Schema of the plain value that ``regex`` stands for, for APIs without the latter.
+    """
 
     max_new_tokens: Any = 128
     min_new_tokens: Any = 0
@@ -40,6 +43,7 @@ class SglSamplingParams:
     json_schema: str | None = None
     dtype: Any = None
     regex: str | None = None
+    value_schema: dict[str, Any] | None = None
 
     def clone(self) -> SglSamplingParams:
         """A copy without ``dtype`` and ``regex``."""

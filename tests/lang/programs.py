@@ -12,7 +12,7 @@ from typing import Any
 
 CASES: dict[str, Callable[..., Any]] = {}
 
-UNORDERED = {"fork_threads", "batch", "batch_lists", "batch_generator", "batch_precache", "group_add"}
+UNORDERED = {"fork_threads", "batch", "batch_lists", "batch_generator", "batch_precache", "group_add", "called"}
 """Cases whose requests come beside each other."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import threading
 from collections.abc import Iterator
@@ -9,13 +10,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 import bough as sgl
 from bough.lang.errors import BackendError
 from bough.lang.http import retry_after
+from bough.lang.types import Answer
+from bough.lang.wrapping import WRAPPER_TOKENS
+
+from .test_cut_streams import DONE, answering, chunk
 
 GONE = 0
 """In the place of a status: the connection ends without an answer."""
@@ -34,7 +39,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked.append(body)
         status = self.server.refusals.pop() if self.server.refusals else 200
-        text = json.dumps({"x": 1, "tool": "answer", "arguments": {"answer": "fine"}})
+        text = json.dumps({"x": 1, "tool": "answer", "arguments": {"answer": "fine"}, **self.server.said})
         if status == GONE:
             self.close_connection = True
             return
@@ -59,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def provider() -> Iterator[Any]:
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.asked, server.refusals, server.headers = [], [], {}
+    server.asked, server.refusals, server.headers, server.said = [], [], {}, {}
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
@@ -163,6 +168,50 @@ def test_types_and_tools_are_sent_as_a_schema(provider: Any, backend: Any) -> No
     assert act.run(backend=backend)["a"] == "fine"
     typed, step = map(schema_of, provider.asked)
     assert "x" in json.dumps(typed) and "look" in json.dumps(step)
+
+
+class Sky(enum.Enum):
+    BLUE = "blue"
+    GREY = "grey"
+
+
+PLAIN = [
+    (int, 7, {"type": "integer"}, "7"),
+    (float, 7.5, {"type": "number"}, "7.5"),
+    (bool, True, {"type": "boolean"}, "true"),
+    (Sky, "grey", {"type": "string", "enum": ["blue", "grey"]}, "grey"),
+    (Literal["ja", 1], "1", {"type": "string", "enum": ["ja", "1"]}, "1"),
+]
+
+
+@pytest.mark.filterwarnings("error:Regular")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("wanted", "said", "schema", "text"), PLAIN)
+def test_plain_types_are_asked_for_as_objects(
+    provider: Any, backend: Any, wanted: Any, said: Any, schema: dict[str, Any], text: str
+) -> None:
+    provider.said = {"value": said}
+    state = ask.run(type=wanted, stop=" ", backend=backend)
+    assert state["a"] == Answer(wanted).parse(text) and state.messages()[-1]["content"] == text
+    assert schema_of(provider.asked[0])["properties"] == {"value": schema}
+    assert provider.asked[0]["max_tokens"] == 9 + WRAPPER_TOKENS and not provider.asked[0].get("stop")
+
+
+def test_a_plain_value_is_streamed_in_one_piece() -> None:
+    with answering([chunk('{"val'), chunk('ue": 7}', "stop"), DONE]) as url:
+        client = sgl.OpenAI("m", base_url=url + "/v1", api_key="none")
+        state = ask.run(type=int, backend=client, stream=True)
+        assert list(state.text_iter("a")) == ["7"] and state["a"] == 7 and "{" not in state.text()
+        client.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_plain_values_are_asked_for_again(provider: Any, backend: Any) -> None:
+    limited = ask.options(limits=sgl.Limits(tokens=100))
+    state = limited.run(type=int, reask=1, backend=backend)  # an object without the value
+    assert isinstance(state.error(), sgl.InvalidAnswer) and len(provider.asked) == 2
+    assert [asked["max_tokens"] for asked in provider.asked] == [9, 9]
+    assert "That is not valid" in json.dumps(provider.asked[1]["messages"])
 
 
 @sgl.function(num_api_spec_tokens=16)

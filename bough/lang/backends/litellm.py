@@ -12,6 +12,7 @@ from bough.lang.errors import BackendError
 from bough.lang.http import retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
+from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -53,19 +54,24 @@ class LiteLLM(AsyncBackend):
         return self.model_name
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        wrapped = wrap(s, sampling_params)
         request = self._request(s, sampling_params)
 
         async def once() -> tuple[str, Any]:
             with _translated():
                 answer = await self._litellm.acompletion(**request)
-            return answer.choices[0].message.content or "", _meta(getattr(answer, "usage", None))
+            text = answer.choices[0].message.content or ""
+            return unwrapped(text) if wrapped else text, _meta(getattr(answer, "usage", None))
 
         return await several(sampling_params.n, once)
 
-    async def agenerate_stream(
-        self, s: StreamExecutor, sampling_params: SglSamplingParams
-    ) -> AsyncIterator[tuple[str, Any]]:
-        request = self._request(s, sampling_params) | {"stream": True, "stream_options": {"include_usage": True}}
+    def agenerate_stream(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> AsyncIterator[tuple[str, Any]]:
+        wrapped = wrap(s, sampling_params)
+        pieces = self._pieces(self._request(s, sampling_params))
+        return in_one_piece(pieces) if wrapped else pieces
+
+    async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
         with _translated():
             async for event in await self._litellm.acompletion(**request):
                 if event.choices and (text := event.choices[0].delta.content) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,6 +17,7 @@ from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 from bough.lang.waiting import close_with, default_loop
+from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -105,16 +106,22 @@ class OpenAI(AsyncBackend):
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         if sampling_params.dtype is not None:
             return await self._of_dtype(s, sampling_params)
+        wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
         answer = await self._call(self._api.create(**self._prompt(s), **kwargs))
-        return self._texts(answer), self.token_usage.add(answer.usage)
+        return self._texts(answer, unwrapped if wrapped else str), self.token_usage.add(answer.usage)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
         if sampling_params.dtype is not None:
             raise ValueError(f"Unknown dtype: {sampling_params.dtype}")
-        kwargs = await self._kwargs(s, sampling_params)
+        wrapped = await self._wrapped(s, sampling_params)
+        pieces = self._pieces(s, await self._kwargs(s, sampling_params))
+        async for piece in in_one_piece(pieces) if wrapped else pieces:
+            yield piece
+
+    async def _pieces(self, s: StreamExecutor, kwargs: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
         kwargs |= {"stream": True, "stream_options": {"include_usage": True}}
         complete = False
         with _translated():
@@ -180,6 +187,9 @@ class OpenAI(AsyncBackend):
             )
         return {"messages": s.messages_}
 
+    async def _wrapped(self, s: StreamExecutor, params: SglSamplingParams) -> bool:
+        return self.is_chat_model and not await self._is_told() and wrap(s, params)
+
     async def _kwargs(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         told = await self._is_told()
@@ -227,8 +237,8 @@ class OpenAI(AsyncBackend):
         meta = self.token_usage.add(answer.usage)
         return ([quote + t + quote for t in texts] if isinstance(texts, list) else quote + texts + quote), meta
 
-    def _texts(self, answer: Any) -> str | list[str]:
-        texts = [(c.message.content if self.is_chat_model else c.text) or "" for c in answer.choices]
+    def _texts(self, answer: Any, read: Callable[[str], str] = str) -> str | list[str]:
+        texts = [read((c.message.content if self.is_chat_model else c.text) or "") for c in answer.choices]
         return texts[0] if len(texts) == 1 else texts
 
     async def _call(self, request: Any) -> Any:
