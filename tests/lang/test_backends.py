@@ -323,8 +323,10 @@ def test_azure(server: Server) -> None:
 
 
 def test_runtime(tiny_model: Path) -> None:
-    with pytest.warns(UserWarning, match="disable_cuda_graph means nothing"):
-        runtime = sgl.Runtime(model_path=str(tiny_model), max_total_tokens=512, disable_cuda_graph=True)
+    with pytest.warns(UserWarning, match="'tp_size': one engine is one worker, of one device; it is left out"):
+        runtime = sgl.Runtime(
+            model_path=str(tiny_model), max_total_tokens=512, prefetch="off", tp_size=2, disable_radix_cache=True
+        )  # fmt: skip
     try:
         assert runtime.pid is not None and runtime.endpoint.request("GET", "/health") is not None
         assert isinstance(chat.run("the cat", backend=runtime, temperature=0)["a"], str)
@@ -335,7 +337,10 @@ def test_runtime(tiny_model: Path) -> None:
             return "".join([text async for text in runtime.async_generate("the cat", params)])
 
         assert asyncio.run(streamed()) == whole
-        assert asyncio.run(runtime.get_server_info())["model"]["path"] == runtime.endpoint.get_model_name()
+        info = asyncio.run(runtime.get_server_info())
+        config = info["config"]
+        assert info["model"]["path"] == runtime.endpoint.get_model_name()
+        assert (config["kv"]["pool_tokens"], config["kv"]["cache"], config["schedule"]["prefetch"]) == (512, "none", "off")
     finally:
         runtime.shutdown()
     runtime.shutdown()
