@@ -340,7 +340,11 @@ def test_runtime(tiny_model: Path) -> None:
         info = asyncio.run(runtime.get_server_info())
         config = info["config"]
         assert info["model"]["path"] == runtime.endpoint.get_model_name()
-        assert (config["kv"]["pool_tokens"], config["kv"]["cache"], config["schedule"]["prefetch"]) == (512, "none", "off")
+        assert (config["kv"]["pool_tokens"], config["kv"]["cache"], config["schedule"]["prefetch"]) == (
+            512,
+            "none",
+            "off",
+        )
     finally:
         runtime.shutdown()
     runtime.shutdown()
