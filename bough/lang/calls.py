@@ -111,7 +111,7 @@ async def _streamed(
                     ex.text_ += piece
                     ex.variables[name] = text
                     ex.meta_info[name] = meta
-                    call.follow(meta)
+                    call.follow(meta, shown=piece)
                     pieces.append((piece, meta))
                     ex.ring()
             return text

@@ -62,6 +62,18 @@ class SglSamplingParams:
             "presence_penalty": self.presence_penalty,
         }
 
+    def to_openai_extras(self) -> dict[str, Any]:
+        """What OpenAI's API has no words for, as a server of bough takes it there; without what says nothing."""
+        extras = {
+            name: getattr(self, name) for name in ("regex", "stop_token_ids", "stop_regex") if getattr(self, name)
+        }
+        if self.top_k > 0:
+            extras["top_k"] = self.top_k
+        for name, field in (("min_p", "min_p"), ("min_tokens", "min_new_tokens"), ("ignore_eos", "ignore_eos")):
+            if value := getattr(self, field):
+                extras[name] = value
+        return extras
+
     def to_vertexai_kwargs(self) -> dict[str, Any]:
         self._warn_of_regex("VertexAI")
         return {

@@ -65,14 +65,17 @@ class Call:
     attempts: int = 0
     error: str = ""
     under_way: int = 0
-    """Tokens generated so far, for calls that may be stopped; only backends that see them coming count them."""
+    """Tokens generated so far, for calls that may be stopped, as far as they are seen coming."""
 
-    def follow(self, meta: dict[str, Any] | None) -> None:
-        """Note what ``meta`` says was used so far by a call that goes on."""
+    def follow(self, meta: dict[str, Any] | None, shown: str = "") -> None:
+        """Note what ``meta`` says was used so far by a call that goes on.
+
+        Where it does not say, ``shown``, a piece of a stream, is at least one token.
+        """
         meta = meta or {}
         self.prompt_tokens = int(meta.get("prompt_tokens") or self.prompt_tokens)
         self.cached_tokens = int(meta.get("cached_tokens") or self.cached_tokens)
-        self.under_way = int(meta.get("completion_tokens") or self.under_way)
+        self.under_way = int(meta.get("completion_tokens") or self.under_way + bool(shown))
 
     def settle(self) -> int:
         """The call that was followed is over; the number of tokens that it generated."""
