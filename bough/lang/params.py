@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -126,7 +127,7 @@ LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "re
 
 def resolve(defaults: SglSamplingParams, given: SglSamplingParams, stop_str: Sequence[str]) -> SglSamplingParams:
     """The options of one generation: the run's, what ``gen`` says instead, and the template's stop texts."""
-    params = dataclasses.replace(defaults)
+    params = copy.copy(defaults)
     for name in NAMES:
         value = getattr(given, name)
         if value is not None:
