@@ -23,6 +23,9 @@ from bough.scheduler.req import NO_ROW, Req, Status
 
 BESIDE = 4
 """Beside requests, one token is computed ahead for so many of theirs, and at least one."""
+ALONE_TOKENS = 16
+ALONE_SECONDS = 0.02
+"""A step without requests computes so many tokens, or what it can in that time: whoever arrives waits for its end."""
 WAITING = 256
 """Most that wait, of all tenants; whose tenant has most goes first, the oldest of it."""
 
@@ -57,6 +60,12 @@ class Background:
         """Forget what waits."""
         for req in list(self._waiting.values()):
             self._drop(req)
+
+    @property
+    def alone(self) -> int:
+        """How many tokens a step without requests may compute."""
+        token_seconds = self._programs.costs.token_seconds
+        return max(ALONE_TOKENS, int(ALONE_SECONDS / token_seconds)) if token_seconds else ALONE_TOKENS
 
     def next(self) -> Req | None:
         """What to go on with, or to begin with."""
