@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -73,7 +74,9 @@ async def _once(
 
 
 def _asked(ex: StreamExecutor, call: Call, params: SglSamplingParams) -> Awaitable[Generated]:
-    return repeated(ex, call, lambda: ex.backend.agenerate(ex, params))
+    return repeated(
+        ex, call, lambda: ex.backend.agenerate(ex, copy.copy(params))
+    )  # backends change what they are given
 
 
 def _count(ex: StreamExecutor, call: Call, meta: Any) -> None:
@@ -105,12 +108,12 @@ async def _streamed(
         call.attempts += 1
         try:
             async with remaining(ex.program.seconds_left(), ex.program.retry.timeout):
-                async for piece, meta in ex.backend.agenerate_stream(ex, params):
+                async for piece, meta in ex.backend.agenerate_stream(ex, copy.copy(params)):
                     text += piece
                     ex.text_ += piece
                     ex.variables[name] = text
                     ex.meta_info[name] = meta
-                    call.follow(meta)
+                    call.follow(meta, shown=piece)
                     pieces.append((piece, meta))
                     ex.ring()
             return text
@@ -242,8 +245,14 @@ async def _pause(ex: StreamExecutor, attempt: int, error: Exception) -> None:
             raise limit from error
     if attempt + 1 >= retry.attempts or not _transient(error):
         raise error
-    asked = getattr(error, "retry_after", None)
-    await asyncio.sleep(retry.delay * 2**attempt if asked is None else asked)
+    asked, left = getattr(error, "retry_after", None), ex.program.seconds_left()
+    seconds = retry.delay * 2**attempt if asked is None else asked
+    if left is not None and seconds >= left:
+        raise LimitExceeded(
+            f"the program {ex.program.name} may take {ex.program.limits.seconds:g} s, "
+            f"and its next attempt is {seconds:g} s away"
+        ) from error
+    await asyncio.sleep(seconds)
 
 
 def _transient(error: Exception) -> bool:

@@ -64,6 +64,8 @@ class Programs:
         """What requests that have ended were granted, by rid; the loop puts it into their last outputs."""
         self.fork: tuple[int, str] = (0, "")
         """Program and fork of the branch that was admitted last: its siblings follow."""
+        self.single_last = False
+        """The request that was admitted last belongs to no program."""
         self.bounded: ProgramState | None = None
         """Whose budget was named by the arrival just now, for the requests that already run as well."""
         self.next_in_line: ProgramState | None = None
@@ -189,6 +191,7 @@ class Programs:
         """``req`` got a row."""
         self.rows += 1
         state = req.program
+        self.single_last = state is None
         if state is None:
             return
         named = req.request.program
@@ -272,8 +275,8 @@ class Programs:
         named = req.request.program
         assert named is not None
         del state.reqs[req.request.rid]
-        state.generated += req.n_sent
-        self.costs.answered(req.n_sent)
+        state.generated += req.n_generated
+        self.costs.answered(req.n_generated)
         state.spent = max(state.spent, state.generated)
         fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
         self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
@@ -323,7 +326,7 @@ class Programs:
             waiting=len(state.reqs) - running,
             prompt_tokens=state.prompt,
             cached_tokens=state.cached,
-            generated_tokens=state.generated + sum(req.n_sent for req in state.reqs.values()),
+            generated_tokens=state.generated + sum(req.n_generated for req in state.reqs.values()),
             kept_tokens=self._claims.tokens(state.number),
             service=state.service,
             budget=None if state.budget is None else max(0, state.budget - state.spent),
