@@ -584,13 +584,13 @@ struct Attention {
             for (int head = 0; head < call.n_kv_heads; ++head)
                 for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block) {
                     int left = n_new - block * tokens, count = left < tokens ? left : tokens;
-                    int heads = heads_per_unit(count);
-                    if (head % heads) continue;
-                    Unit u = {b, head, heads, -1, block * tokens, count, begin, 0, 1, nullptr, 0};
+                    Unit u = {b, head, heads_per_unit(count), -1, block * tokens, count, begin, 0, 1, nullptr, 0};
                     u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
                     const int first = first_visible(u, 0) / SEGMENT;
                     u.first_segment = first > begin ? first : begin;
-                    visit(u);
+                    // Of little work all threads get a part, though heads that lie side by side are read best together.
+                    if (call.n_rows * (u.last_segment - u.first_segment) < PARTS * call.threads) u.n_heads = 1;
+                    if (head % u.n_heads == 0) visit(u);
                 }
         }
     }

@@ -209,6 +209,8 @@ void packed_rows(const PackedLinear& l, const int32_t* ids, int64_t n, void* out
     const PackedLinear* packed = &l;
     for_rows(n, 8 * l.n_in, threads, [=](int64_t row) {
         RowReader reader = {*packed, ids[row] / PANEL, ids[row] % PANEL};
+        const int64_t words = panel_words(*packed);
+        for (int64_t i = 0; i < words; i += PANEL) __builtin_prefetch(packed->weight + reader.panel * words + i);
         for (int64_t k = 0; k < packed->n_in; ++k) store_one(out + row * packed->n_in + k, reader.at(k));
     });
 }

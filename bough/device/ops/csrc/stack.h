@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time
 constexpr int64_t FEW_TOKENS = 6;
+constexpr int64_t FORESEEN = 1 << 16;    // words that a thread reads ahead while it waits: a quarter of a cache
 constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS;     // tokens whose gates and values wait for each other
 
 template <typename T>
@@ -58,6 +59,7 @@ struct Stack {
         T* normed;              // [T, D]
         char* prepared;
         Wanted wanted[WANTED];  // of the adapters: for the columns in work, and for the next layer
+        Wanted foreseen;        // of the next weights
 
         Mine(Stack& stack, int index, int n)
             : TeamThread(stack.team, index, n), alone(!stack.common), first(alone ? 0 : stack.tokens() * index / n),
@@ -69,6 +71,16 @@ struct Stack {
             char* rest = alone ? memory + size : stack.common;
             normed = (T*)rest;
             prepared = rest + size;
+            foreseen.clear();
+        }
+
+        void wait() {
+            TeamThread::wait([this] {
+                if (foreseen.next < foreseen.count)
+                    foreseen.ask();
+                else
+                    pause_briefly();
+            });
         }
     };
 
@@ -153,8 +165,21 @@ struct Stack {
         const LoraTable* lora;
         int64_t panels;    // of which the thread begins at its share
 
-        const uint32_t* begin(const Mine& mine) const {
-            return linear ? panel_at(*linear, panels * mine.index / mine.n) : nullptr;
+        int64_t first(const Mine& mine) const { return panels * mine.index / mine.n; }
+
+        const uint32_t* begin(const Mine& mine) const { return linear ? panel_at(*linear, first(mine)) : nullptr; }
+
+        // What the thread may ask for at the barriers before it: the panels that it begins with.
+        void foresee(Mine& mine) const {
+            mine.foreseen.clear();
+            if (!linear) return;
+            const int64_t all = Stack::panels(*linear), words = panel_words(*linear->part[0]);
+            const int64_t count = panels < all ? STACK_CHUNK : FORESEEN / words, end = panels * (mine.index + 1) / mine.n;
+            for (int64_t at = first(mine); at < all; at += panels) {
+                const int64_t left = end - first(mine), n = count < left ? count : left;
+                mine.foreseen.add(panel_at(*linear, at), n * words);
+            }
+            mine.foreseen.pace = 1;
         }
     };
 
@@ -180,6 +205,7 @@ struct Stack {
             const uint32_t* then = last < own_end ? panel_at(l, last) : next.begin(mine);
             slice(l, lora, prepared, 0, tokens(), first, last, then, out, stride, mine);
         });
+        next.foresee(mine);
         mine.wait();
     }
 
@@ -273,6 +299,7 @@ struct Stack {
                 }
             }
         });
+        next.foresee(mine);
         mine.wait();
     }
 

@@ -6,21 +6,23 @@
 
 #include <stdint.h>
 
+#include <sched.h>
+
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#else
-#include <sched.h>
 #endif
 
 #include "common.h"
 
 namespace {
 
-// Rounds that a thread spins at a barrier before it sleeps: the length of a stage. When another program holds a core,
-// whoever waits for its thread gives the other core back.
-constexpr int SPINS = 4000;
+// Rounds that a thread spins at a barrier, which last as long as neighbours usually differ. Then it offers its core in
+// every round: when others run on the machine, the thread that is waited for may have nothing but this core. At the
+// length of a stage it sleeps.
+constexpr int SPINS = 400;
+constexpr int OFFERS = 400;
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -50,8 +52,10 @@ class TeamThread {
 
     TeamThread(Team& team, int index, int n) : index(index), n(n), team_(team), stage_(0) {}
 
-    // Everything that any thread wrote before is seen by every thread after.
-    void wait() {
+    // Everything that any thread wrote before is seen by every thread after. As long as this one spins it calls
+    // meanwhile(), which takes no longer than a pause.
+    template <typename Meanwhile>
+    void wait(const Meanwhile& meanwhile) {
         if (n == 1) return;
         uint32_t phase = __atomic_load_n(&team_.phase, __ATOMIC_RELAXED);
         if (__atomic_add_fetch(&team_.arrived, 1, __ATOMIC_ACQ_REL) == n) {
@@ -62,12 +66,18 @@ class TeamThread {
         }
         for (int i = 0; i < SPINS; ++i) {
             if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != phase) return;
-            pause_briefly();
+            meanwhile();
+        }
+        for (int i = 0; i < OFFERS; ++i) {
+            if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != phase) return;
+            sched_yield();
         }
         __atomic_add_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
         while (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) == phase) sleep(phase);
         __atomic_sub_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
     }
+
+    void wait() { wait(pause_briefly); }
 
     // Calls run(first, last) for chunks of [0, items) until no thread has any left; all threads call it alike, and
     // wait between two calls.
