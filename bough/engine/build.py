@@ -110,7 +110,8 @@ def build(config: Config) -> EngineCore:
             executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
         else:
             platform = CpuPlatform(config.device.threads)
-            executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
+            driven = LocalExecutor if schedule.depth else StreamExecutor
+            executor = driven(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
         checkpoint.close()
     built = executor.built
