@@ -13,7 +13,7 @@ from pathlib import Path
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 """CPU features that kernels care about, as Linux names them (x86)."""
 
-PACKAGES = ("torch", "numpy", "msgspec", "pyzmq", "fastapi", "uvicorn", "tokenizers", "transformers")
+PACKAGES = ("torch", "numpy", "msgspec", "fastapi", "uvicorn", "tokenizers", "transformers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from bough.bench import machine
 GIB = 1 << 30
 
 REQUIRED = (
-    "numpy", "aiohttp", "msgspec", "pyzmq", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers",
+    "numpy", "aiohttp", "msgspec", "fastapi", "uvicorn", "uvloop", "httptools", "tokenizers",
     "huggingface_hub", "google-re2", "llguidance", "jinja2", "prometheus_client", "python-multipart", "tqdm",
 )  # fmt: skip
 """Runtime dependencies besides torch, which has a finding of its own."""

@@ -79,6 +79,11 @@ class EngineCore:
     executor: WorkerExecutor
     grammar: Grammar
     adapters: AdapterLoader | None
+    kv: KVManager
+
+    def prepare(self) -> bool:
+        """Put memory behind a few of the cells that will be used next; whether any were without."""
+        return self.executor.built.pool.prepare(self.kv.used)
 
     def close(self) -> None:
         """Stop the device and the grammar backend."""
@@ -110,7 +115,8 @@ def build(config: Config) -> EngineCore:
             executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
         else:
             platform = CpuPlatform(config.device.threads)
-            executor = LocalExecutor(lambda: _build_worker(config, platform, checkpoint, sizes))
+            driven = LocalExecutor if schedule.depth else StreamExecutor
+            executor = driven(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:
         checkpoint.close()
     built = executor.built
@@ -156,7 +162,7 @@ def build(config: Config) -> EngineCore:
     )  # fmt: skip
     cache = built.cache if built.causal else ()
     hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule, cache)
-    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters)
+    return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters, kv)
 
 
 def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:

@@ -65,6 +65,10 @@ class Core(Protocol):
     def hello(self) -> Hello: ...
     @property
     def scheduler(self) -> SchedulerLoop: ...
+    def prepare(self) -> bool:
+        """Do a little of what is better done while nobody waits; whether there was any."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -134,7 +138,7 @@ class Driver:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
         wait = 0.0
         if self.scheduler.idle:
-            wait = max(0.0, self._next_beat - time.monotonic())
+            wait = 0.0 if self.core.prepare() else max(0.0, self._next_beat - time.monotonic())
         elif self.scheduler.stalled:
             wait = STALLED_SECONDS
         for peer, message in self.port.receive(wait):

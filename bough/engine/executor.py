@@ -29,14 +29,14 @@ class WorkerExecutor(Executor[Any], Protocol):
 
 
 class LocalExecutor:
-    """One worker, driven by one thread of its own, so that the host plans while the device computes.
+    """One worker, driven by one thread of its own, so that the host plans while the CPU computes.
 
-    The thread also builds the worker and nothing else in the process computes: OpenMP keeps a team of threads for each
-    thread that has ever computed, and once there are more of them than cores it puts them to sleep between
-    kernels, which more than doubles the time of a small model's step.
+    That pays where the CPU has a core to spare; elsewhere :class:`StreamExecutor` saves the wake-ups of two threads for
+    each other. The thread also builds the worker and nothing else in the process computes: OpenMP keeps a team of
+    threads for each thread that has ever computed, and once there are more of them than cores it puts them to sleep
+    between kernels, which more than doubles the time of a small model's step.
 
-    With depth 0 the scheduler waits for each step at once and nothing overlaps. An exception of a step
-    surfaces in :meth:`concurrent.futures.Future.result`, at the commit.
+    An exception of a step surfaces in :meth:`concurrent.futures.Future.result`, at the commit.
 
     Attributes:
         built: the worker, and what its making found out.
@@ -84,10 +84,12 @@ class _Step:
 
 
 class StreamExecutor:
-    """One worker on a device that computes by itself: launches do not wait, so no thread has to.
+    """One worker, driven by the thread that asks: launches on a device that computes by itself do not wait.
 
-    A step is waited for where its result is asked for, and then only for its own tokens, which have travelled to the
-    host while later steps compute. Errors after which the device is of no use to the process are raised as DeviceLost.
+    On a CPU a launch computes at once, which is right for depth 0; that thread has to be the one that builds, and the
+    only one that computes, see :class:`LocalExecutor`. On a GPU a step is waited for where its result is asked for, and
+    then only for its own tokens, which have travelled to the host while later steps compute. Errors after which the
+    device is of no use to the process are raised as DeviceLost.
 
     Attributes:
         built: the worker, and what its making found out.

@@ -1,6 +1,6 @@
 """How the supervisor starts a process and what that process tells it: msgpack on stdin, one line on a pipe.
 
-Imports neither ZeroMQ nor numpy, so that the supervisor stays small.
+Imports no numpy, so that the supervisor stays small.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def build_engine(config: Config) -> Core:
     wait_briefly()
     from bough.engine.build import build
 
+    gc.freeze()
     return build(config)
 
 
@@ -40,19 +41,22 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def main(build: Callable[[Config], Core] = build_engine) -> int:
     """Build an engine and serve it until SIGTERM; the exit code."""
+    gc.disable()  # modules are not worth looking through while they are loaded
     launch = Launch.receive()
     log.configure("engine", launch.config.serve.log_level)
     from bough.engine.driver import Driver
-    from bough.engine.ipc import RouterPort
+    from bough.engine.ipc import SocketPort
 
     try:
+        port = SocketPort(Path(launch.run_dir))  # clients wait there for the engine
         core = build(launch.config)
-        driver = Driver(core, RouterPort(Path(launch.run_dir)))
+        driver = Driver(core, port)
     except Exception as error:
         return launch.failed(error)
     signal.signal(signal.SIGTERM, lambda number, frame: driver.stop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -65,13 +66,19 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
-    depth = 1 if schedule.depth is None else schedule.depth
+    depth = _depth(device, threads) if schedule.depth is None else schedule.depth
     return replace(
         config,
         device=replace(config.device, device=device),
         kv=replace(kv, memory_share=share),
         schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth),
     )
+
+
+def _depth(device: Literal["cpu", "cuda"], threads: int | None) -> Literal[0, 1]:
+    """Whether the host works while the device computes: on a core that computes, it would take what it saves."""
+    spare = threads is not None and threads < len(os.sched_getaffinity(0))
+    return 1 if device == "cuda" or spare else 0
 
 
 def _at_least_one(name: str, value: int | None) -> int | None:

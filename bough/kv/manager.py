@@ -129,6 +129,11 @@ class KVManager:
         return self.pages.n_pages * self.page_size
 
     @property
+    def used(self) -> int:
+        """Cells that have ever belonged to anybody; they are the lowest ones."""
+        return self.pages.used * self.page_size
+
+    @property
     def available(self) -> int:
         """Tokens that could be had now, in whole pages: free ones and those that can be evicted."""
         return self.pages.free * self.page_size + self._cache.total_tokens - self._cache.locked_tokens

@@ -19,7 +19,7 @@ class PageAllocator:
             raise ValueError(f"a pool needs at least one page, not {n_pages}")
         self.n_pages = n_pages
         self._stack: Ints = np.arange(n_pages - 1, -1, -1, dtype=np.int32)
-        self._free = n_pages
+        self._free = self._least_free = n_pages
         self._taken = np.zeros(n_pages, dtype=np.bool_)
         self._scratch: Ints = np.zeros(n_pages, dtype=np.int32)
 
@@ -28,12 +28,18 @@ class PageAllocator:
         """Number of free pages."""
         return self._free
 
+    @property
+    def used(self) -> int:
+        """Pages that were ever handed out; these are the lowest ones."""
+        return self.n_pages - self._least_free
+
     def alloc(self, n: int) -> Ints | None:
         """[n] int32 page ids, or None (and no change) when fewer than ``n`` are free."""
         if n > self._free:
             return None
         pages = self._stack[self._free - n : self._free][::-1].copy()
         self._free -= n
+        self._least_free = min(self._least_free, self._free)
         self._taken[pages] = True
         return pages
 

@@ -59,6 +59,7 @@ class BuiltWorker:
     """A worker and what its making found out: ``window`` is None where all layers have the same cells."""
 
     worker: Worker
+    pool: KVPool
     pool_tokens: int
     window: tuple[int, int, bool] | None
     """Positions that layers with a window see, their cells, and whether the positions are chunks."""
@@ -118,6 +119,7 @@ def build_worker(
     worker = Worker(runner, rows, sampler, PromptLogprobs(context.ops), context.adapters)
     return BuiltWorker(
         worker,
+        pool,
         size.tokens,
         None if size.window_tokens is None else (shape.window, size.window_tokens, shape.chunked),
         shape.kinds(size.tokens, size.window_tokens),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
-from bough.device.ops.pages import advise_huge_pages
+from bough.device.ops.pages import HUGE_PAGE, advise_huge_pages, populate
 from bough.models.base import CacheSpec, KVShape
 
 Tensor = torch.Tensor
+
+AHEAD_BYTES = 256 << 20
+"""Of cells that are kept ready for what is to come."""
 
 
 class KVPool:
@@ -18,7 +21,8 @@ class KVPool:
     nobody's: rows that fill up a batch write to it.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
-    before that.
+    before that. A step that is the first to write to them waits for it, in a virtual machine for up to half its time:
+    :meth:`prepare` has it done before.
 
     Attributes:
         spare_loc, spare_window_loc: the cell that is nobody's, and that of layers that see a window.
@@ -43,3 +47,25 @@ class KVPool:
 
         self.k = [cells(layer, layer.key_dim) for layer in shape.layers]
         self.v = [cells(layer, layer.value_dim) for layer in shape.layers]
+        parts = [part for layer in (*self.k, *self.v) for part in _tensors(layer) if part.nbytes]
+        self._unprepared = parts if device.type == "cpu" else []
+        self._prepared = 0  # cells of every tensor
+        self._at = 0  # the tensor that is prepared next
+        self._piece = max(1, HUGE_PAGE * n_tokens // max((part.nbytes for part in parts), default=1))
+
+    def prepare(self, used: int) -> bool:
+        """Put memory behind one more piece, about 2 MiB of one tensor; False where that was done already for all cells
+        up to ``AHEAD_BYTES`` beyond the ``used`` lowest ones."""
+        if not self._unprepared or self._prepared >= self.n_tokens:
+            return False
+        if self._prepared >= used + AHEAD_BYTES // self.shape.bytes_per_token:
+            return False
+        populate(self._unprepared[self._at][self._prepared : self._prepared + self._piece])
+        self._at += 1
+        if self._at == len(self._unprepared):
+            self._at, self._prepared = 0, self._prepared + self._piece
+        return True
+
+
+def _tensors(cells: Cells) -> list[Tensor]:
+    return [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]

@@ -148,6 +148,8 @@ class ScriptedCore:
     ) -> None:
         self.scheduler = scheduler or ScriptedScheduler()
         self.closed = False
+        self.tasks = 0
+        """What it has to prepare."""
         model = ModelInfo(
             name="scripted",
             path=path,
@@ -159,6 +161,12 @@ class ScriptedCore:
             n_parameters=0,
         )
         self.hello = Hello(PROTOCOL, os.getpid(), model, 1 << 20, 1, limits)
+
+    def prepare(self) -> bool:
+        if not self.tasks:
+            return False
+        self.tasks -= 1
+        return True
 
     def close(self) -> None:
         self.closed = True

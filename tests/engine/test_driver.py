@@ -123,3 +123,19 @@ def test_a_stopping_loop_ends_what_is_in_flight() -> None:
     (last,) = port.finishes(b"a")
     assert last.finish is not None and last.finish.kind == "abort"
     assert port.closed
+
+
+def test_what_can_wait_is_done_while_nobody_waits() -> None:
+    core, port = ScriptedCore(), Port(a=1 << 20)
+    core.tasks = 2
+    driver = Driver(core, port)
+    port.inbox = [(b"a", request("r", [5], 3))]
+    driver.turn()  # which takes the request in behind a first task
+    assert core.tasks == 1
+    while not core.scheduler.idle:
+        driver.turn()
+    assert core.tasks == 1
+    waits = len(port.waits)
+    driver.turn()
+    driver.turn()
+    assert core.tasks == 0 and port.waits[waits] == 0.0 and port.waits[waits + 1] > 0.0

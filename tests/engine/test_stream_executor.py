@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -150,6 +151,20 @@ def test_random_weights_of_a_config(tiny_model: Path, tmp_path: Path) -> None:
     assert core.scheduler.stats().generated_tokens == 5
     core.close()
     real.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "threads", "asked", "depth"),
+    [("cpu", None, None, 0), ("cpu", 3, None, 0), ("cpu", 2, None, 1), ("cpu", 2, 0, 0), ("cpu", None, 1, 1),
+     ("cuda", None, None, 1), ("cuda", None, 0, 0)],
+)  # fmt: skip
+def test_the_host_works_beside_a_device_that_leaves_it_a_core(
+    device: Literal["cpu", "cuda"], threads: int | None, asked: Literal[0, 1] | None, depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    config = Config(device=DeviceConfig(threads=threads), schedule=ScheduleConfig(depth=asked))
+    assert resolve(config, device).schedule.depth == depth
 
 
 def test_what_needs_a_gpu_says_so() -> None:

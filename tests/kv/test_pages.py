@@ -13,7 +13,7 @@ from bough.kv.pages import PageAllocator
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.booleans(), st.integers(0, 12)), max_size=40), st.randoms())
 def test_every_page_is_free_or_handed_out_once(n_pages, operations, rng):
-    pages, taken = PageAllocator(n_pages), set()
+    pages, taken, ever = PageAllocator(n_pages), set(), set()
     for allocate, n in operations:
         if allocate:
             got = pages.alloc(n)
@@ -21,12 +21,14 @@ def test_every_page_is_free_or_handed_out_once(n_pages, operations, rng):
             if got is not None:
                 assert got.dtype == np.int32 and len(set(got.tolist())) == n and not taken & set(got.tolist())
                 taken |= set(got.tolist())
+                ever |= taken
         else:
             back = rng.sample(sorted(taken), min(n, len(taken)))
             pages.free_pages(np.array(back, np.int32))
             taken -= set(back)
         pages.check()
         assert pages.free == n_pages - len(taken) and pages.taken().tolist() == sorted(taken)
+        assert ever == set(range(pages.used))
 
 
 @pytest.mark.parametrize("wrong", [[0, 0], [3], [-1], [9], [0, 1, 0]])

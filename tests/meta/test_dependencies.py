@@ -10,7 +10,7 @@ import pytest
 
 from .source import ROOT, imports, modules
 
-MODULE_OF = {"pyzmq": "zmq", "google-re2": "re2", "flashinfer-python": "flashinfer"}
+MODULE_OF = {"google-re2": "re2", "flashinfer-python": "flashinfer"}
 """Distribution -> module, where the names differ."""
 
 if not (ROOT / "pyproject.toml").exists():

@@ -42,7 +42,7 @@ COMPOSITION_ROOT = "bough.engine.build"
 HEAVY = ("torch", "transformers", "torchvision", "triton", "flashinfer")
 
 NONDETERMINISTIC = ("time", "datetime", "random", "secrets", "uuid", "threading", "asyncio", "socket", "select",
-                    "concurrent", "subprocess", "zmq", "signal")  # fmt: skip
+                    "concurrent", "subprocess", "signal")  # fmt: skip
 
 BASE_THIRD_PARTY = {"numpy", "msgspec"}
 
@@ -159,7 +159,7 @@ def test_importing_the_host_column_does_not_load_torch() -> None:
 
 def test_the_command_line_answers_before_anything_heavy_is_loaded() -> None:
     code = "from bough.cli.main import build_parser, COMMANDS\nfor name in COMMANDS: build_parser(name).format_help()"
-    heavy = {"torch", "numpy", "msgspec", "fastapi", "zmq", "tokenizers", "huggingface_hub", "aiohttp", "matplotlib"}
+    heavy = {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "huggingface_hub", "aiohttp", "matplotlib"}
     help_only = "from bough.cli.main import build_parser\nbuild_parser(None).format_help()"
     assert not loaded_by(help_only) & (heavy | {"asyncio"})
     assert not loaded_by(code) & (heavy - {"msgspec", "numpy"})

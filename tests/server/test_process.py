@@ -35,7 +35,7 @@ from bough.base.messages import (
     ToEngine,
 )
 from bough.engine.driver import Driver
-from bough.engine.ipc import RouterPort
+from bough.engine.ipc import SocketPort
 from bough.engine.launch import Launch
 
 from .scripted import PATIENCE, make_config, make_tokenizer, wait_for
@@ -100,6 +100,9 @@ class Core:
         )  # fmt: skip
         self.hello = Hello(PROTOCOL, os.getpid(), model, 1024, 1, Limits())
         self.scheduler = Echo()
+
+    def prepare(self) -> bool:
+        return False
 
     def close(self) -> None: ...
 
@@ -166,7 +169,7 @@ def test_before_the_engine_is_there(api: Api) -> None:
 def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
     make_tokenizer()._full.save(str(tmp_path / "tokenizer.json"))
     core = Core(tmp_path)
-    driver = Driver(core, RouterPort(run_dir))
+    driver = Driver(core, SocketPort(run_dir))
     engine = threading.Thread(target=driver.run)
     engine.start()
     try:

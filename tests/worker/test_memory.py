@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from mmap import PAGESIZE
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from bough.device.layers.context import LayerContext
 from bough.device.ops.cells import QuantizedCells
 from bough.models.base import CacheSpec, KVShape
 from bough.weights.loader import open_checkpoint
+from bough.worker import kv_pool
 from bough.worker.build import WorkerSizes, build_worker
 from bough.worker.kv_pool import KVPool
 from bough.worker.memory import LONGEST, PoolSize, pool_size, window_need
@@ -102,6 +105,31 @@ def test_the_pool_has_the_bytes_it_says(dtype: torch.dtype) -> None:
         tensors += [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]
     assert sum(t.nbytes for t in tensors) == (50 + 1) * shape.bytes_per_token, "and the cell that is nobody's"
     assert pool.k[1].shape == (51, 2, 8) and pool.k[2].shape == (51, 3, 10)
+
+
+def test_cells_that_come_next_have_their_memory_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_pool, "AHEAD_BYTES", 16 << 20)
+    shape = KVShape((CacheSpec(1, 512, 512),) * 2, torch.float32)
+    pool = KVPool(shape, 10_000, torch.device("cpu"))
+    if not pool.prepare(0) or not _backed(pool.k[0][:64]):
+        pytest.skip("this system gives no memory ahead")
+    calls = 1
+    while pool.prepare(0):
+        calls += 1
+    ready = (16 << 20) // shape.bytes_per_token
+    assert 8 <= calls <= 12, "pieces of 2 MiB, equally many of each tensor"
+    assert all(_backed(cells[:ready]) and not _backed(cells[2 * ready :]) for cells in (*pool.k, *pool.v))
+    while pool.prepare(10_000):
+        calls += 1
+    assert all(_backed(cells) for cells in (*pool.k, *pool.v)) and not pool.prepare(10_000)
+
+
+def _backed(cells: torch.Tensor) -> bool:
+    """Whether all pages of ``cells`` are in memory."""
+    start, end = cells.data_ptr() // PAGESIZE * PAGESIZE, cells.data_ptr() + cells.nbytes
+    found = (ctypes.c_ubyte * -(-(end - start) // PAGESIZE))()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(end - start), found) == 0
+    return all(bytes(found))
 
 
 def test_the_largest_step_is_measured_and_its_memory_left(tiny_llama: Any) -> None:
