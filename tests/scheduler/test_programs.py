@@ -14,6 +14,8 @@ from bough.base.program import Grant, Lease, Program
 from bough.scheduler import programs as ledger
 from bough.scheduler.programs import CANCELLED_SECONDS, TURN_SECONDS
 from bough.sim.clocked import Cost
+from tests.sim.planted import planted
+from tests.sim.planted.mechanism import simple
 
 from .world import World, request
 
@@ -256,6 +258,22 @@ def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
     w.submit(call("r2", [1, 2, 4], id="p"))
     w.run()
     assert len(w.readers["r2"].tokens) == 4, "by then it is another program"
+
+
+def test_nobody_sits_down_where_a_long_answer_has_grown() -> None:
+    w = world(cells=256)
+    w.submit(call("long", [1] * 20, tokens=230, id="long"))
+    while len(w.readers["long"].tokens) < 160:
+        w.step()
+    w.submit(call("other", [2] * 60, id="other"))
+    programs = w.scheduler._programs
+    other = programs.known("", "other")
+    assert not programs.has_room(other)
+    no_room = "max(0, n - self._seated[number])"
+    with planted(simple("no_room", "a program lost its prefix to an answer", ledger.Programs, "_grown", no_room, "0")):
+        assert programs.has_room(other)
+    w.run()
+    assert len(w.readers["other"].tokens) == 4
 
 
 @pytest.mark.parametrize("declared", [False, True])
