@@ -64,6 +64,8 @@ class Programs:
         """What requests that have ended were granted, by rid; the loop puts it into their last outputs."""
         self.fork: tuple[int, str] = (0, "")
         """Program and fork of the branch that was admitted last: its siblings follow."""
+        self.single_last = False
+        """The request that was admitted last belongs to no program."""
         self.bounded: ProgramState | None = None
         """Whose budget was named by the arrival just now, for the requests that already run as well."""
         self.next_in_line: ProgramState | None = None
@@ -189,6 +191,7 @@ class Programs:
         """``req`` got a row."""
         self.rows += 1
         state = req.program
+        self.single_last = state is None
         if state is None:
             return
         named = req.request.program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -197,6 +198,27 @@ def test_a_call_that_is_cancelled_counts_what_the_server_generated(server: Serve
     backend.shutdown()
 
 
+def test_a_report_counts_all_that_the_server_computed(server: Server) -> None:
+    """What is computed before the choices of a select or the branches of a fork, too."""
+
+    @sgl.function
+    def choose(s: Any) -> None:
+        s += "the dog saw a bird in the tree and then " * 8 + sgl.select("c", ["sat", "ran", "slept on"])
+        s += sgl.gen("a", max_tokens=2)
+        forks = s.fork(3)
+        forks += sgl.gen("b", max_tokens=3)
+        forks.join()
+
+    names = [f"bough_programs_{name}_tokens_total" for name in ("prompt", "cached")]
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        before = [sample(http, name) for name in names]
+        state = choose.run(backend=sgl.RuntimeEndpoint(server.url))
+        all_is_told(state)
+        prompt, cached = (sample(http, name) - n for name, n in zip(names, before))
+    total = state.report().total
+    assert (total.computed, total.reused) == (prompt - cached, cached)
+
+
 def test_tenants_see_their_own_programs(tiny_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
@@ -226,6 +248,9 @@ def test_answers_say_what_was_granted(server: Server) -> None:
     headers = {"x-bough-program": "told"}
     *_, last = client.completions.create(model="tiny", prompt="x", max_tokens=3, stream=True, extra_headers=headers)
     assert last.model_extra is not None and last.model_extra["program"]["generated"] > 0
+    body = {"model": "tiny", "messages": messages, "stream": False, "options": {"num_predict": 3}}
+    ollama = httpx.post(f"{server.url}/api/chat", json=body, headers=headers, timeout=60).raise_for_status().json()
+    assert ollama["program"]["generated"] > last.model_extra["program"]["generated"]
     plain = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3)
     assert "program" not in (plain.model_extra or {})
 
@@ -239,10 +264,16 @@ def test_a_breakpoint_is_leased_and_what_follows_is_not(server: Server) -> None:
     }  # fmt: skip
     with httpx.Client(base_url=server.url, timeout=60) as http:
         before = sample(http, "bough_leased_tokens")
-        usage = http.post("/v1/messages", json=body).raise_for_status().json()["usage"]
-        prompt = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+        answer = http.post("/v1/messages", json=body).raise_for_status().json()
+        usage, lease = answer["usage"], answer["program"]["lease"]
+        assert usage["cache_creation_input_tokens"] == lease["tokens"] - usage["cache_read_input_tokens"] > 100
+        prompt = lease["tokens"] + usage["input_tokens"]
         grown = sample(http, "bough_leased_tokens") - before
-        assert 100 < grown < prompt - 100
+        assert 100 < grown == lease["tokens"] < prompt - 100
+        streamed = http.post("/v1/messages", json={**body, "stream": True}).raise_for_status().text
+        delta = next(json.loads(line[6:]) for line in streamed.splitlines() if '"message_delta"' in line[6:])
+        assert delta["delta"]["program"]["lease"]["tokens"] == lease["tokens"]
+        assert delta["usage"]["cache_creation_input_tokens"] == 0 < delta["usage"]["cache_read_input_tokens"]
 
 
 AFTER = "\nObservation: the tool has looked at every page and this is what it says about the cat. "

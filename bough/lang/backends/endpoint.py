@@ -191,7 +191,9 @@ class RuntimeEndpoint(AsyncBackend):
         self, s: StreamExecutor, choices: list[str], method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
         if self.wants_text(s):
-            await self.acommit_lazy_operations(s)
+            meta = await self.acommit_lazy_operations(s)
+            if s.current is not None:
+                s.current.count(meta)
         texts = [s.text_ + choice for choice in choices]
         ids = (await self._after(s, "/tokenize", {"prompt": [s.text_, *texts]}))["tokens"]
         prompts, starts = scored_prompts(ids[0], ids[1:], method)
