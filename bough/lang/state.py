@@ -11,6 +11,7 @@ from bough.lang.ir import (
     SglConcateAndAppend,
     SglExpr,
     SglExprList,
+    SglLease,
     SglRoleBegin,
     SglRoleEnd,
     SglVarScopeBegin,
@@ -119,6 +120,16 @@ class ProgramState:
             yield group[0]
         finally:
             group.join()
+
+    def lease(self, ttl: float) -> None:
+        """Ask for the text so far to stay in the engine's cache for ``ttl`` seconds, whatever becomes of the program.
+
+        The text is computed where it is not, by a request of its own. What was granted is in the report. Other backends
+        than bough's do nothing. Raises ValueError for a time that is none.
+        """
+        if not 0 < ttl < float("inf"):
+            raise ValueError(f"a lease is for a number of seconds, not for {ttl!r}")
+        self._append(SglLease(float(ttl)))
 
     def text(self) -> str:
         """The whole text, when everything was done."""

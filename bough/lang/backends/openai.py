@@ -109,7 +109,7 @@ class OpenAI(AsyncBackend):
         wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
         answer = await self._call(self._api.create(**self._prompt(s), **kwargs))
-        return self._texts(answer, unwrapped if wrapped else str), self.token_usage.add(answer.usage)
+        return self._texts(answer, unwrapped if wrapped else str), self._meta(s, answer)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
@@ -133,7 +133,7 @@ class OpenAI(AsyncBackend):
                         yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
                     if event.usage is not None:
                         complete = complete or not event.choices  # the last event
-                        yield "", self.token_usage.add(event.usage)
+                        yield "", self._meta(s, event)
         if not complete:
             raise BackendError(CUT)
 
@@ -197,6 +197,8 @@ class OpenAI(AsyncBackend):
             extra["program"] = s.envelope()
             if self.is_chat_model:
                 extra["program"].pop("after", None)  # behind the template's own text, which the server adds
+                if s.lease is not None and s.lease[1]:
+                    extra["prompt_cache_options"] = {"ttl": s.lease[0], "messages": s.lease[1]}
             extra |= {name: value for name in ("regex",) if (value := getattr(params, name)) is not None}
             params.regex = None
         kwargs = params.to_openai_kwargs()
@@ -240,6 +242,12 @@ class OpenAI(AsyncBackend):
     def _texts(self, answer: Any, read: Callable[[str], str] = str) -> str | list[str]:
         texts = [read((c.message.content if self.is_chat_model else c.text) or "") for c in answer.choices]
         return texts[0] if len(texts) == 1 else texts
+
+    def _meta(self, s: StreamExecutor, answer: Any) -> dict[str, Any]:
+        """What ``answer``, or the last event of one, says was used and granted; it has answered a lease."""
+        s.lease = None
+        program = getattr(answer, "program", None)
+        return self.token_usage.add(answer.usage) | ({"program": program} if program else {})
 
     async def _call(self, request: Any) -> Any:
         with _translated():
