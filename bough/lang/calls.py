@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bough.base.errors import Overloaded, Unavailable
@@ -76,7 +76,9 @@ async def _once(
 
 
 def _asked(ex: StreamExecutor, call: Call, params: SglSamplingParams) -> Awaitable[Generated]:
-    return repeated(ex, call, lambda: ex.backend.agenerate(ex, replace(params)))  # backends change what they are given
+    return repeated(
+        ex, call, lambda: ex.backend.agenerate(ex, copy.copy(params))
+    )  # backends change what they are given
 
 
 def _count(ex: StreamExecutor, call: Call, meta: Any) -> None:
@@ -108,12 +110,12 @@ async def _streamed(
         call.attempts += 1
         try:
             async with remaining(ex.program.seconds_left(), ex.program.retry.timeout):
-                async for piece, meta in ex.backend.agenerate_stream(ex, replace(params)):
+                async for piece, meta in ex.backend.agenerate_stream(ex, copy.copy(params)):
                     text += piece
                     ex.text_ += piece
                     ex.variables[name] = text
                     ex.meta_info[name] = meta
-                    call.follow(meta)
+                    call.follow(meta, shown=piece)
                     pieces.append((piece, meta))
                     ex.ring()
             return text

@@ -79,7 +79,7 @@ class StreamExecutor:
         self.default_sampling_para = default_sampling_para
         self.stream = stream
         self.program = program or Program("program")
-        self.program.members.add(self)
+        self.program.add(self)
 
         self.variables: dict[Any, Any] = {}
         self.variable_event: dict[Any, Signal] = {}

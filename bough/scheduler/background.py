@@ -24,6 +24,9 @@ from bough.scheduler.req import NO_ROW, Req, Status
 
 BESIDE = 4
 """Beside requests, one token is computed ahead for so many of theirs, and at least one."""
+ALONE_TOKENS = 16
+ALONE_SECONDS = 0.02
+"""A step without requests computes so many tokens, or what it can in that time: whoever arrives waits for its end."""
 WAITING = 256
 """Most that wait; the oldest goes first."""
 
@@ -51,6 +54,12 @@ class Background:
     def clear(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
+
+    @property
+    def alone(self) -> int:
+        """How many tokens a step without requests may compute."""
+        token_seconds = self._programs.costs.token_seconds
+        return max(ALONE_TOKENS, int(ALONE_SECONDS / token_seconds)) if token_seconds else ALONE_TOKENS
 
     def next(self) -> Req | None:
         """What to go on with, or to begin with."""

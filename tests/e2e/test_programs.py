@@ -179,13 +179,25 @@ def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind:
 
 @sgl.function
 def long_answers(s: Any, n: int) -> None:
-    s += "the cat" + sgl.gen("a", max_tokens=LONG, ignore_eos=True, n=n)
+    s += sgl.user("the cat") + sgl.assistant(sgl.gen("a", max_tokens=LONG, ignore_eos=True, n=n))
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_call_that_is_cancelled_counts_what_the_server_generated(server: Server, n: int, begun: bool) -> None:
-    backend = sgl.RuntimeEndpoint(server.url)
+@pytest.mark.parametrize(
+    ("kind", "n", "begun"),
+    [
+        *(("endpoint", n, begun) for n in (1, 2) for begun in (True, False)),
+        ("chat", 2, True),
+        ("chat", 1, False),
+        ("completions", 1, True),
+    ],
+)
+def test_a_call_that_is_cancelled_counts_what_the_server_generated(
+    server: Server, kind: str, n: int, begun: bool
+) -> None:
+    backend: Any = sgl.RuntimeEndpoint(server.url)
+    if kind != "endpoint":
+        url = f"{server.url}/v1"
+        backend = sgl.OpenAI("tiny", is_chat_model=kind == "chat", base_url=url, api_key="none")
     before = server.quiet()["generated_tokens"]
     state = long_answers.run(n, backend=backend)
     if begun:

@@ -303,6 +303,23 @@ def ahead(w: World, name: str, prompt: list[int], tenant: str = "") -> None:
     w.run()
 
 
+def test_whoever_arrives_waits_for_one_short_step_of_what_is_computed_ahead() -> None:
+    """Alone on the device it computes a few decode steps' worth at a time, and queues nothing behind that."""
+    cost = Cost(step=0.005, token=0.001, row=0.001)
+    w = world(step_tokens=512, depth=1, cost=cost)
+    w.submit(call("p", [1] * 100, tokens=1, id="p"))
+    w.run()
+    ids = np.array([1] * 100 + w.readers["p"].tokens + [5] * 200, dtype="<i4").tobytes()
+    w.scheduler.receive(Prefetch(ids, Namespace(), "p"))
+    taken = []
+    while not w.scheduler.idle:
+        before = w.device.computed_tokens
+        w.step()
+        taken.append(w.device.computed_tokens - before)
+        assert len(w.scheduler._in_flight) <= 1
+    assert sum(taken) >= 200 and 16 <= max(taken) <= 20
+
+
 def test_what_was_computed_ahead_is_found_by_what_stands_before_it() -> None:
     w = world(cells=8192, step_tokens=512)
     for name, first in (("p", 1), ("q", 2)):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bough.lang.backends.aborting import aborting
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
@@ -43,12 +46,16 @@ class TokenUsage:
             return {}
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
-        details = getattr(usage, "prompt_tokens_details", None)
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": getattr(details, "cached_tokens", None) or 0,
-        }
+        return _counts(usage)
+
+
+def _counts(usage: Any) -> dict[str, int]:
+    details = getattr(usage, "prompt_tokens_details", None)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": getattr(details, "cached_tokens", None) or 0,
+    }
 
 
 class OpenAI(AsyncBackend):
@@ -108,8 +115,30 @@ class OpenAI(AsyncBackend):
             return await self._of_dtype(s, sampling_params)
         wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
-        answer = await self._call(self._api.create(**self._prompt(s), **kwargs))
+        answer = await self._answer(s, kwargs)
         return self._texts(answer, unwrapped if wrapped else str), self._meta(s, answer)
+
+    async def _answer(self, s: StreamExecutor, kwargs: dict[str, Any], **prompt: Any) -> Any:
+        """The answer to a request. When cancelled, a server of bough is asked what it had generated."""
+        name = uuid.uuid4().hex
+        if self._told:
+            kwargs["extra_body"]["rid"] = name
+        request = self._call(self._api.create(**(prompt or self._prompt(s)), **kwargs))
+        if not self._told:
+            return await request
+
+        async def abort() -> bool:
+            url = str(self.client.base_url).rstrip("/").removesuffix("/v1") + "/abort_request"
+            found = await self._call(self.client.post(url, body={"rid": name}, cast_to=object))
+            return bool(found["aborted"])
+
+        def told(work: asyncio.Task[Any]) -> None:
+            error = work.exception()
+            usage = work.result().usage if error is None else _usage_of(error)
+            if s.current is not None:
+                s.current.follow(self.token_usage.add(usage))
+
+        return await aborting(request, abort, told)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
@@ -122,18 +151,21 @@ class OpenAI(AsyncBackend):
             yield piece
 
     async def _pieces(self, s: StreamExecutor, kwargs: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
-        kwargs |= {"stream": True, "stream_options": {"include_usage": True}}
+        options = {"include_usage": True, **({"continuous_usage_stats": True} if self._told else {})}
+        kwargs |= {"stream": True, "stream_options": options}
         complete = False
         with _translated():
             async with await self._api.create(**self._prompt(s), **kwargs) as events:
                 async for event in events:
+                    usage, text, meta = event.usage, "", {}
                     if event.choices:
                         choice = event.choices[0]
                         complete = complete or choice.finish_reason is not None
-                        yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
-                    if event.usage is not None:
-                        complete = complete or not event.choices  # the last event
-                        yield "", self._meta(s, event)
+                        text = (choice.delta.content if self.is_chat_model else choice.text) or ""
+                    if usage is not None:
+                        complete = complete or not event.choices  # it is the last event
+                        meta = _counts(usage) if self._told and event.choices else self._meta(s, event)
+                    yield text, meta
         if not complete:
             raise BackendError(CUT)
 
@@ -199,7 +231,7 @@ class OpenAI(AsyncBackend):
                 extra["program"].pop("after", None)  # behind the template's own text, which the server adds
                 if s.lease is not None and s.lease[1]:
                     extra["prompt_cache_options"] = {"ttl": s.lease[0], "messages": s.lease[1]}
-            extra |= {name: value for name in ("regex",) if (value := getattr(params, name)) is not None}
+            extra |= params.to_openai_extras()
             params.regex = None
         kwargs = params.to_openai_kwargs()
         # Reasoning models count their thoughts, and the name of the bound says so.
@@ -219,7 +251,12 @@ class OpenAI(AsyncBackend):
         """Whether the server is bough's, and so takes envelopes."""
         if self._told is None:
             try:
-                self._told = any(model.owned_by == "bough" for model in (await self.client.models.list()).data)
+                listed = await self._call(self.client.models.list())
+                self._told = any(model.owned_by == "bough" for model in listed.data)
+            except BackendError as error:
+                if error.transient:  # which the call itself will say, and the next one asks again
+                    return False
+                self._told = False
             except Exception:  # a server without a list of models
                 self._told = False
         return self._told
@@ -234,7 +271,7 @@ class OpenAI(AsyncBackend):
             kwargs |= {"stop": [" "], "logit_bias": self._digits()}
         else:
             raise ValueError(f"Unknown dtype: {params.dtype}")
-        answer = await self._call(self.client.completions.create(prompt=before, **kwargs))
+        answer = await self._answer(s, kwargs, prompt=before)
         texts = self._texts(answer)
         meta = self.token_usage.add(answer.usage)
         return ([quote + t + quote for t in texts] if isinstance(texts, list) else quote + texts + quote), meta
@@ -266,6 +303,15 @@ class OpenAI(AsyncBackend):
         tokenizer = self._tokenizer()
         ids = [i for i in range(tokenizer.n_vocab) if _is_number(tokenizer, i)]
         return {str(i): 100 for i in [*ids[:BIASED_TOKENS], tokenizer.eot_token]}
+
+
+def _usage_of(error: BaseException) -> Any:
+    """What a request that was aborted had used; None where its error does not say."""
+    from openai.types import CompletionUsage
+
+    said = getattr(error.__cause__, "body", None)
+    usage = said.get("usage") if isinstance(said, dict) else None
+    return usage and CompletionUsage.model_validate(usage)
 
 
 @contextmanager
