@@ -108,7 +108,7 @@ class ProgramState:
         """Tokens generated so far, as a budget counts them."""
         if self.budget is not None:
             return max(self.spent, self.generated)
-        return self.generated + sum(req.n_sent for req in self.reqs.values())
+        return self.generated + sum(req.n_generated for req in self.reqs.values())
 
     @property
     def rank(self) -> tuple[float, ...]:

@@ -276,8 +276,8 @@ class Programs:
         named = req.request.program
         assert named is not None
         del state.reqs[req.request.rid]
-        state.generated += req.n_sent
-        self.costs.answered(req.n_sent)
+        state.generated += req.n_generated
+        self.costs.answered(req.n_generated)
         state.spent = max(state.spent, state.generated)
         fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
         self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
@@ -327,7 +327,7 @@ class Programs:
             waiting=len(state.reqs) - running,
             prompt_tokens=state.prompt,
             cached_tokens=state.cached,
-            generated_tokens=state.generated + sum(req.n_sent for req in state.reqs.values()),
+            generated_tokens=state.generated + sum(req.n_generated for req in state.reqs.values()),
             kept_tokens=self._claims.tokens(state.number),
             service=state.service,
             budget=None if state.budget is None else max(0, state.budget - state.spent),

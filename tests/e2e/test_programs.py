@@ -231,6 +231,20 @@ def test_a_report_counts_all_that_the_server_computed(server: Server) -> None:
     assert (total.computed, total.reused) == (prompt - cached, cached)
 
 
+def test_what_only_scores_leaves_the_budget_alone(server: Server) -> None:
+    @sgl.function(limits=sgl.Limits(tokens=6))
+    def choose(s: Any) -> None:
+        s += "the cat" + sgl.select("c", ["sat", "ran", "slept", "ate", "saw", "hid", "fled"])
+        s += sgl.gen("a", max_tokens=5, ignore_eos=True)
+
+    state = choose.run(backend=sgl.RuntimeEndpoint(server.url))
+    assert state.get_meta_info("a")["completion_tokens"] == 5
+    body = {"text": "the cat", "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    answer = httpx.post(f"{server.url}/generate", json=body | {"program": {"id": "scorer", "budget": 5}}, timeout=60)
+    told = answer.raise_for_status().json()["meta_info"]
+    assert len(told["output_token_logprobs"]) == 1 and (told["completion_tokens"], told["program"]["budget"]) == (0, 5)
+
+
 def test_tenants_see_their_own_programs(tiny_model: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(KEYS)
