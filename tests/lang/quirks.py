@@ -53,7 +53,7 @@ def after(state: Any) -> Any:
 
 
 BEYOND = {
-    "function": ["limits", "retry"], "gen": ["type", "reask", "validate", "lora_path"], "select": ["lora_path"],
+    "function": ["limits", "retry", "priority"], "gen": ["type", "reask", "validate", "lora_path"], "select": ["lora_path"],
     "join": ["name", "valid", "key", "until"], "get_meta_info": ["timeout"],
 }  # fmt: skip
 """Parameters that SGLang has not."""
