@@ -379,6 +379,7 @@ class ProgramStateGroup:
 
     def _race(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> Generator[Signal, None, Sequence[int]]:
         taken: Sequence[int] | None = None
+        error: Exception | None = None
         try:
             for signal in race.rounds():
                 if signal is not None:
@@ -387,16 +388,17 @@ class ProgramStateGroup:
                     break
             if taken is None and mode == "majority":
                 taken = majority(race, key or repr, complete=True)
-        except Exception:  # of what the caller gave to decide with
-            race.stop(())
-            self.end()
-            raise
-        if taken is None and mode == "predicate":
+        except Exception as raised:  # of what the caller gave to decide with
+            error = raised
+        if taken is None and mode == "predicate" and error is None:
             taken = list(race.finished)
         race.stop(taken or ())
         for executor in race.states:
             yield executor.idle  # done, or stopped, and its backend knows
+        race.write_off(taken or ())
         self.end()
+        if error is not None:
+            raise error
         if not taken:
             raise race.failure(f"no state of the fork will do ({mode})")
         return taken
