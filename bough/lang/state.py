@@ -25,6 +25,19 @@ _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
 
 
+class _Hold:
+    """Held by the states that nobody but their program's user has; the work stops when it is collected."""
+
+    __slots__ = ("executor",)
+
+    def __init__(self, executor: StreamExecutor) -> None:
+        self.executor: StreamExecutor | None = executor
+
+    def __del__(self) -> None:
+        if self.executor is not None:
+            self.executor.drop()
+
+
 class ProgramState:
     """A text that grows, with variables. ``s += ...`` appends; ``s["name"]`` waits for a variable and gives it.
 
@@ -33,27 +46,23 @@ class ProgramState:
     """
 
     ret_value: Any = None
-    _alone = False
-    """Whether nobody else has the executor in hand, whose calls then end with the state."""
+    _hold: _Hold | None = None
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
         self._executor = stream_executor
 
     @classmethod
     def holding(cls, executor: StreamExecutor) -> ProgramState:
-        """A state that stops ``executor`` when it is collected."""
+        """A state that stops ``executor`` when it is collected, with all its copies."""
         state = cls(executor)
-        state._alone = True
+        state._hold = _Hold(executor)
         return state
-
-    def __del__(self) -> None:
-        if self._alone:
-            self._executor.drop()
 
     @property
     def stream_executor(self) -> StreamExecutor:
         """What does the work. Whoever takes it may wait for it without the state, so it works on without it."""
-        self._alone = False
+        if self._hold is not None:
+            self._hold.executor = None
         return self._executor
 
     @overload
