@@ -210,10 +210,11 @@ class Program:
 
     def at_rest(self) -> bool:
         """Whether no state of the program has anything left to do."""
-        found = self._unfinished and self._unfinished()  # asked by each of thousands of branches, when it ends
+        # Thousands of branches ask, each when it ends, so they do not all look at all.
+        found = None if self._unfinished is None else self._unfinished()
         if found is None or found.is_finished:
             found = next((member for member in list(self.members) if not member.is_finished), None)
-            self._unfinished = found and weakref.ref(found)
+            self._unfinished = None if found is None else weakref.ref(found)
         return found is None
 
     def end(self) -> bool:

@@ -47,7 +47,7 @@ def unwrapped(text: str) -> str:
 
 async def in_one_piece(pieces: AsyncIterator[tuple[str, Any]]) -> AsyncIterator[tuple[str, Any]]:
     """A stream of (new text, meta information) of an object, as that of the plain value, which comes at the end."""
-    text, last = "", {}
+    text, last = "", dict[str, Any]()
     async for new, meta in pieces:
         text, last = text + new, meta or last
         yield "", last
