@@ -157,7 +157,8 @@ class OpenAI(AsyncBackend):
         with _translated():
             async with await self._api.create(**self._prompt(s), **kwargs) as events:
                 async for event in events:
-                    usage, text, meta = event.usage, "", {}
+                    usage, text = event.usage, ""
+                    meta: dict[str, Any] = {}
                     if event.choices:
                         choice = event.choices[0]
                         complete = complete or choice.finish_reason is not None
