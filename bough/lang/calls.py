@@ -57,7 +57,7 @@ async def _once(
 ) -> tuple[Any, str, Any]:
     """(value, what is still to be appended to the text, meta) of one generation."""
     async with _within_budget(ex, params), recorded(ex, "generate", expr.name, line) as call:
-        if ex.stream and ex.shown is None:
+        if ex.stream and ex.shown is None and params.n == 1:  # several answers come whole, as a list
             text, meta = await _streamed(ex, expr, answer, params, call), ex.meta_info.get(expr.name)
             ex.program.spend(call.settle())
             return text if answer is None else answer.parse(text), "", meta
@@ -74,9 +74,8 @@ async def _once(
 
 
 def _asked(ex: StreamExecutor, call: Call, params: SglSamplingParams) -> Awaitable[Generated]:
-    return repeated(
-        ex, call, lambda: ex.backend.agenerate(ex, copy.copy(params))
-    )  # backends change what they are given
+    # A copy, since backends change what they are given.
+    return repeated(ex, call, lambda: ex.backend.agenerate(ex, copy.copy(params)))
 
 
 def _count(ex: StreamExecutor, call: Call, meta: Any) -> None:

@@ -4,8 +4,10 @@ A program takes a *seat* when a request of it is admitted and there is room for 
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
 cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
 Beyond that room it takes one where a row more saves more time than computing again what then does not fit.
-Who sits next is decided by the service that is still expected, in levels: what a program has attained (Luo et al. 2025,
-Autellix, arXiv 2502.13965), or where it says how many requests will follow, as many times what one has cost so far.
+Who sits next is decided by the service that is still expected, in levels: what a call of the program has cost so far,
+as often as it says that requests will follow, or else as often as of any other (shortest expected time first; Rothkopf
+1966, Scheduling with random service times). In traces of agents what a call costs differs much more between programs
+than how many they make; behind very many calls more are expected (Luo et al. 2025, Autellix, arXiv 2502.13965).
 
 Whoever has no envelope is a program of one request and needs no seat.
 """
@@ -81,6 +83,7 @@ class Programs:
         self._former: dict[int, ProgramState] = {}  # ended ones whose last requests run on while others have their ids
         self._seated: dict[int, int] = {}  # what each seated program needs
         self._needed = 0
+        self._running: dict[int, Req] = {}  # requests of programs that have a row, by order
         self._count = self._ended = 0
         self._prompt_tokens = self._cached_tokens = 0
         self.prefetched = self._used = 0
@@ -194,6 +197,7 @@ class Programs:
         self.single_last = state is None
         if state is None:
             return
+        self._running[req.order] = req
         named = req.request.program
         assert named is not None
         state.since = self.now
@@ -216,6 +220,7 @@ class Programs:
     def vacated(self, req: Req) -> None:
         """``req`` lost its row, and the cache has what it computed."""
         self.rows -= not req.background
+        self._running.pop(req.order, None)
         state = req.program
         if state is not None and self.find(*state.key) is not state and state.number not in self._former:
             self._claims.over(state.number)  # a row that was in flight outlived its program
@@ -401,10 +406,21 @@ class Programs:
         """
         need = int(GROWTH * state.held)
         over = self._needed + need - self._capacity
-        if not self._seated or over <= 0:
-            return True
+        return not self._seated or (self._pays(over, need) and self._pays(over + self._grown(), need))
+
+    def _pays(self, over: int, need: int) -> bool:
+        """One that needs so many tokens may sit where the pool has ``over`` too few then."""
         costs = self.costs
-        return min(over, need) * costs.token_seconds <= costs.gain(self.rows) and costs.token_seconds > 0
+        return over <= 0 or 0 < min(over, need) * costs.token_seconds <= costs.gain(self.rows)
+
+    def _grown(self) -> int:
+        """Tokens that the seated programs hold, with what they generate, beyond what they were taken to need."""
+        held: dict[int, int] = {}
+        for req in self._running.values():
+            state = req.program
+            if state is not None and state.seated:
+                held[state.number] = held.get(state.number, state.held) + req.n_sent
+        return sum(max(0, n - self._seated[number]) for number, n in held.items())
 
     def stand(self, state: ProgramState) -> None:
         """``state`` gives its seat up, and its turn."""

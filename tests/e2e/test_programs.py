@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,24 +127,50 @@ def test_a_program_is_cancelled_as_one(server: Server) -> None:
         http.post("/v1/programs/other/end").raise_for_status()
 
 
-def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Server) -> None:
+@contextmanager
+def unread(server: Server, name: str) -> Iterator[tuple[httpx.Client, Future[httpx.Response]]]:
+    """The first request of the program ``name`` is being tokenised, with texts that take long."""
     with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(1) as pool:
-        assert http.post("/v1/programs/early/cancel").status_code == 404
-        coming = pool.submit(
-            generate, http, ["the cat sat on the mat and " * 150 + str(i) for i in range(250)], id="unread"
-        )
+        texts = ["the cat sat on the mat and " * 150 + str(i) for i in range(250)]
+        coming = pool.submit(generate, http, texts, tokens=1, id=name)
 
         def seen() -> bool:
-            return coming.done() or http.get("/v1/programs/unread").status_code == 200
+            return coming.done() or http.get(f"/v1/programs/{name}").status_code == 200
 
         wait_for(seen)
         assert not coming.done()
-        shown = http.get("/v1/programs/unread").raise_for_status().json()
+        shown = http.get(f"/v1/programs/{name}").raise_for_status().json()
         assert (shown["status"], shown["calls"], shown["prompt_tokens"]) == ("active", 1, 0)
-        assert http.post("/v1/programs/unread/cancel").raise_for_status().json()["status"] == "cancelled"
+        assert listed(http, limit=1) == [name]
+        yield http, coming
+
+
+def test_a_program_is_ended_while_its_first_request_is_tokenised(server: Server) -> None:
+    with unread(server, "ending") as (http, coming):
+        ended = sample(http, 'bough_programs_ended_total{policy="program"}')
+        assert http.post("/v1/programs/ending/end").raise_for_status().json()["status"] == "ended"
+        assert coming.result().status_code == 200
+        assert "ending" not in listed(http)
+        assert sample(http, 'bough_programs_ended_total{policy="program"}') == ended + 1
+
+
+def test_a_program_is_ended_whose_first_request_is_refused(server: Server) -> None:
+    with unread(server, "refused") as (http, coming), ThreadPoolExecutor(1) as pool:
+        end = pool.submit(http.post, "/v1/programs/refused/end")
+        http.post("/v1/programs/refused/cancel").raise_for_status()
+        assert end.result().raise_for_status().json()["status"] == "ended"
+        assert coming.result().status_code == 400
+        assert "refused" not in listed(http)
+
+
+def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        assert http.post("/v1/programs/early/cancel").status_code == 404
+    with unread(server, "stopped") as (http, coming):
+        assert http.post("/v1/programs/stopped/cancel").raise_for_status().json()["status"] == "cancelled"
         answered = coming.result()
         assert (answered.status_code, answered.json()["error"]["code"]) == (400, "program_cancelled")
-        assert http.get("/v1/programs/unread").status_code == 404
+        assert http.get("/v1/programs/stopped").status_code == 404
         late = generate(http, "hello", id="early")
         refused = late.json()["error"]
         assert (late.status_code, refused["param"], refused["code"]) == (400, "program.id", "program_cancelled")

@@ -260,12 +260,13 @@ def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
-    """Without a word, a program that has had much is taken to want much."""
+    """Without a word, a program whose calls cost much is taken to want much."""
     w = world(cells=256, max_running=1)
 
     def ask(name: str, turn: int, to_come: int) -> Request:
         said = {"next_uses": to_come} if declared else {}
-        return call(f"{name}{turn}", [ord(name) - 90] * 100 + [turn + 10] * 20, id=name, pause=0.0, **said)
+        prompt = [ord(name) - 90] * 20 + [turn + 10] * (100 if name == "a" else 20)
+        return call(f"{name}{turn}", prompt, id=name, pause=0.0, **said)
 
     for turn in range(8):
         w.submit(ask("a", turn, 8 - turn))

@@ -178,6 +178,14 @@ PROGRAMS = (
         "pass",
     ),
     simple(
+        "answers_take_no_room",
+        "programs sat down beside long answers and lost their prefixes to them",
+        Programs,
+        "_grown",
+        "max(0, n - self._seated[number])",
+        "0",
+    ),
+    simple(
         "nobody_gets_a_turn",
         "a program that others were preferred to waited as long as they came",
         Programs,
