@@ -7,7 +7,7 @@ one document. Every field is a hint or a wish; an answer never depends on them, 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -78,6 +78,15 @@ class Grant(msgspec.Struct, frozen=True, omit_defaults=True):
     lease_tokens: int = 0
     lease_seconds: float = 0.0
 
+    def shown(self) -> dict[str, Any]:
+        """What an answer says of it: the fields of the program, and ``lease`` where one was asked for."""
+        shown: dict[str, Any] = {}
+        if self.id:
+            shown = {"id": self.id, "generated": self.generated, "budget": self.budget, "seated": self.seated}
+        if self.lease is not None:
+            shown["lease"] = {"answer": self.lease, "tokens": self.lease_tokens, "seconds": self.lease_seconds}
+        return shown
+
 
 class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine knows of one program. Times are seconds.
@@ -92,7 +101,7 @@ class ProgramInfo(msgspec.Struct, frozen=True, kw_only=True):
         kept_tokens: in the cache that nobody else uses; counted only under the eviction policy ``program``.
         service: tokens computed and generated for it, the latter weighted by the memory that they held.
         budget, deadline: what is left of them; None without.
-        pause: mean between its requests; None before the second.
+        pause: from its latest request to the next one as that said, else the mean so far; None before the second.
         seated: it is among those whose KV is kept between their requests.
     """
 

@@ -36,6 +36,7 @@ def function(
     *,
     limits: Limits | None = None,
     retry: Retry | None = None,
+    priority: int = 0,
 ) -> SglFunction: ...
 @overload
 def function(
@@ -44,6 +45,7 @@ def function(
     *,
     limits: Limits | None = None,
     retry: Retry | None = None,
+    priority: int = 0,
 ) -> Callable[[Callable[..., Any]], SglFunction]: ...
 def function(
     func: Callable[..., Any] | None = None,
@@ -51,6 +53,7 @@ def function(
     *,
     limits: Limits | None = None,
     retry: Retry | None = None,
+    priority: int = 0,
 ) -> SglFunction | Callable[[Callable[..., Any]], SglFunction]:
     """Make a program of a function whose first parameter is ``s``; with or without arguments of its own.
 
@@ -58,10 +61,11 @@ def function(
         num_api_spec_tokens: fetch this many tokens at a time from APIs that are called for little at a time.
         limits: what one run may use.
         retry: how calls that failed are repeated.
+        priority: an engine lets larger ones of the same tenant go first.
     """
 
     def make(body: Callable[..., Any]) -> SglFunction:
-        return SglFunction(body, num_api_spec_tokens, limits=limits, retry=retry)
+        return SglFunction(body, num_api_spec_tokens, limits=limits, retry=retry, priority=priority)
 
     return make if func is None else make(func)
 

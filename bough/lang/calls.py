@@ -13,6 +13,7 @@ from bough.base.errors import Overloaded, Unavailable
 from bough.lang import speculation
 from bough.lang.config import global_config
 from bough.lang.errors import BackendError, InvalidAnswer, LimitExceeded, Unsupported
+from bough.lang.habits import Answered, Place
 from bough.lang.ir import SglGen, SglSelect
 from bough.lang.params import SglSamplingParams, resolve
 from bough.lang.program import Call, Line, remaining
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-async def generate(ex: StreamExecutor, expr: SglGen, line: Line | None) -> None:
-    """Run a gen and store what came of it."""
+async def generate(ex: StreamExecutor, expr: SglGen, line: Line | None, pause: float | None = None) -> None:
+    """Run a gen and store what came of it; ``pause`` is how long the next call is expected to be away, if known."""
     params = resolve(ex.default_sampling_para, expr.sampling_params, ex.chat_template.stop_str)
     if ex.stream:
         assert ex.num_api_spec_tokens is None, "stream is not supported with api speculative execution"
@@ -40,13 +41,14 @@ async def generate(ex: StreamExecutor, expr: SglGen, line: Line | None) -> None:
     place = line, expr.name
     if global_config.enable_prefetch and params.n == 1:
         ex.next_text = ex.program.habits.after(place)
+    ex.next_pause = ex.program.habits.pause(place)[0] if pause is None else pause
     with _adapted(ex, expr.lora_path):
         if answer is not None and (expr.reask or expr.validate):
             value, text, meta = await _ask_until_valid(ex, expr, answer, params, line)
         else:
             value, text, meta = await _once(ex, expr, answer, params, line)
     ex.text_ += text
-    ex.next_text, ex.answered = "", (place, len(ex.text_))
+    _answered(ex, place)
     ex.variables[expr.name] = value
     ex.meta_info[expr.name] = meta
     ex.settle(expr.name)
@@ -167,6 +169,8 @@ def _tell(ex: StreamExecutor, error: InvalidAnswer) -> None:
 
 async def select(ex: StreamExecutor, expr: SglSelect, line: Line | None) -> None:
     """Run a select and store what was chosen."""
+    place = line, expr.name
+    ex.next_pause = ex.program.habits.pause(place)[0]
     with _adapted(ex, expr.lora_path):
         async with recorded(ex, "select", expr.name, line) as call:
             decision = await repeated(
@@ -177,14 +181,36 @@ async def select(ex: StreamExecutor, expr: SglSelect, line: Line | None) -> None
         ex.variables[expr.name] = decision.decision
         ex.meta_info[expr.name] = decision.meta_info
     ex.text_ += decision.decision
+    _answered(ex, place)
     ex.settle(expr.name)
+
+
+def _answered(ex: StreamExecutor, place: Place) -> None:
+    """The call at ``place`` is over, and its answer is in the text."""
+    ex.next_text, ex.next_pause = "", None
+    ex.answered = Answered(place, len(ex.text_), time.perf_counter())
 
 
 async def prefill(ex: StreamExecutor, line: Line | None) -> None:
     """Have the backend compute the text so far."""
-    if not ex.backend.wants_text(ex):
+    if ex.backend.wants_text(ex):
+        await _computed(ex, "prefill", line)
+
+
+async def lease(ex: StreamExecutor, ttl: float, line: Line | None) -> None:
+    """Have the backend compute the text so far and keep it; one that takes leases with other calls finds it noted."""
+    if not ex.text_:
         return
-    async with recorded(ex, "prefill", None, line) as call:
+    ex.lease = ttl, len(ex.messages_)
+    if ex.backend.keeps_leases:
+        last = ex.answered
+        ex.next_pause = None if last is None else ex.program.habits.pause(last.place)[0]
+        await _computed(ex, "lease", line)
+        ex.lease = ex.next_pause = None
+
+
+async def _computed(ex: StreamExecutor, kind: str, line: Line | None) -> None:
+    async with recorded(ex, kind, None, line) as call:
         call.count(await repeated(ex, call, lambda: ex.backend.acommit_lazy_operations(ex)))
 
 
@@ -206,10 +232,8 @@ async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line |
     call = ex.program.begin(kind, name, line, ex.last_node)
     ex.current = call
     ex.calls.append(call)
-    if ex.answered is not None and kind in ("generate", "select"):
-        (place, length), ex.answered = ex.answered, None
-        ex.program.habits.learn(place, ex.text_[length:])
     began = time.perf_counter()
+    _learn(ex, kind, began)
     try:
         yield call
     except BaseException as error:
@@ -219,6 +243,19 @@ async def recorded(ex: StreamExecutor, kind: str, name: str | None, line: Line |
     finally:
         call.seconds = time.perf_counter() - began
         ex.last_node = call.node
+
+
+def _learn(ex: StreamExecutor, kind: str, now: float) -> None:
+    """A call begins: how long after the last answer, and behind what text."""
+    last, habits = ex.answered, ex.program.habits
+    if last is None or kind in ("tool", "lease"):
+        return
+    if last.at is not None:
+        habits.paused(last.place, now - last.at)
+        last.at = None
+    if kind != "prefill":
+        ex.answered = None
+        habits.learn(last.place, ex.text_[last.length :])
 
 
 async def repeated(ex: StreamExecutor, call: Call, attempt: Callable[[], Awaitable[T]]) -> T:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang import interpret
 from bough.lang.errors import Cancelled, ProgramError
-from bough.lang.habits import Place
+from bough.lang.habits import Answered
 from bough.lang.ir import (
     SglAct,
     SglCommitLazy,
@@ -55,10 +55,11 @@ class StreamExecutor:
     ``variable_event``, ``arguments``, ``backend``, ``sid``, ``images_``, ``cur_images``, ``fork_start_text_pos``,
     ``is_finished``, ``error_``. Of the text, followers see the first ``shown`` characters (None: all).
 
-    Backends also read ``lora_path``, the adapter of the current call, and ``next_text``, what is likely to follow its
-    answer. ``open_ended`` says that nobody knows how many calls the node under way will still make, ``answered`` is
-    the last gen, and the length of the text behind its answer; ``sent`` names the call whose text the backend keeps,
-    and has that text.
+    Backends also read ``lora_path``, the adapter of the current call. ``next_text`` is what is likely to follow its
+    answer, ``next_pause`` how many seconds later. ``lease`` says for how many seconds the text so far is to be kept,
+    and how many messages that is. ``open_ended`` says that nobody knows how many calls the node under way will still
+    make, ``answered`` is the last gen or select; ``sent`` names the call whose text the backend keeps, and has that
+    text.
     """
 
     def __init__(
@@ -107,9 +108,11 @@ class StreamExecutor:
         self.current: Call | None = None
         self.lora_path: str | None = None
         self.next_text = ""
+        self.next_pause: float | None = None
+        self.lease: tuple[float, int] | None = None
         self.open_ended = False
         self.shown: int | None = None
-        self.answered: tuple[Place, int] | None = None
+        self.answered: Answered | None = None
         self.sent: tuple[dict[str, str], str] | None = None
         self.calls: list[Call] = []
         self.pieces: dict[Any, list[tuple[str, Any]]] = {}
@@ -241,7 +244,7 @@ class StreamExecutor:
             child.images_ = list(self.images_)
             child.last_node = self.last_node
             child.fork_name, child.fork_width = name, size
-            child.answered, child.sent = self.answered, self.sent
+            child.answered, child.sent, child.lease = self.answered, self.sent, self.lease
             child.error_, child.failed_call = self.error_, self.failed_call
             made.append(child)
         return made
@@ -257,6 +260,8 @@ class StreamExecutor:
         if self.fork_name:
             told |= {"fork": self.fork_name, "width": self.fork_width}
             self.fork_name = ""  # only the first calls of siblings begin together
+        if self.program.priority:
+            told["priority"] = self.program.priority
         limits = self.program.limits
         if limits.tokens is not None:
             told["budget"] = limits.tokens
@@ -268,6 +273,8 @@ class StreamExecutor:
                 told["next_uses"] = len(pending) + more
         elif self.next_text and not pending:
             told["after"] = self.next_text
+        if self.next_pause is not None and not more and told.get("next_uses") != 0:
+            told["pause"] = round(self.next_pause, 3)
         return told
 
     def end(self) -> None:

@@ -30,6 +30,7 @@ class SglFunction:
         *,
         limits: Limits | None = None,
         retry: Retry | None = None,
+        priority: int = 0,
     ) -> None:
         self.func = func
         self.num_api_spec_tokens = num_api_spec_tokens
@@ -37,6 +38,7 @@ class SglFunction:
         self.pin_prefix_rid = None
         self.limits = limits or Limits()
         self.retry = retry or Retry()
+        self.priority = priority
         self.habits = Habits()
         spec = inspect.getfullargspec(func)
         assert spec.args and spec.args[0] == "s", 'The first argument must be "s"'
@@ -51,16 +53,20 @@ class SglFunction:
         """The same program with some arguments given; they win over those of a call."""
         assert all(key in self.arg_names for key in kwargs)
         bound = SglFunction(
-            self.func, bind_arguments={**self.bind_arguments, **kwargs}, limits=self.limits, retry=self.retry
-        )
+            self.func, bind_arguments={**self.bind_arguments, **kwargs},
+            limits=self.limits, retry=self.retry, priority=self.priority,
+        )  # fmt: skip
         bound.habits = self.habits
         return bound
 
-    def options(self, *, limits: Limits | None = None, retry: Retry | None = None) -> SglFunction:
-        """The same program with other limits, or another way to repeat failed calls."""
+    def options(
+        self, *, limits: Limits | None = None, retry: Retry | None = None, priority: int | None = None
+    ) -> SglFunction:
+        """The same program with other limits, another way to repeat failed calls, or another priority."""
         other = SglFunction(
             self.func, self.num_api_spec_tokens, self.bind_arguments,
             limits=limits or self.limits, retry=retry or self.retry,
+            priority=self.priority if priority is None else priority,
         )  # fmt: skip
         other.habits = self.habits
         return other

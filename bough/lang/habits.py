@@ -1,9 +1,10 @@
-"""What the runs of a program append after each of its calls, as far as they agree."""
+"""What the runs of a program do after each of its calls: what they append, as far as they agree, and after how long."""
 
 from __future__ import annotations
 
 import os.path
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,17 +19,36 @@ SHORTEST = 16
 """Characters; less is not worth telling the engine."""
 LONGEST = 16384
 """Characters of a text that are remembered."""
+LEARNING = 0.3
+"""Weight of the latest pause in the running mean of them."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """The latest answer of a state, which the states that were copied from it share.
+
+    Attributes:
+        place: the call that it answers.
+        length: of the text behind it.
+        at: clock reading when it came; None once a call of the program has followed it.
+    """
+
+    place: Place
+    length: int
+    at: float | None
 
 
 class Habits:
     """Shared by all runs of a program. Safe from any thread.
 
     A text is constant that every run, and every turn of a loop, has appended so far. Running the body with symbols
-    would call its tools, so nothing is told before it was seen.
+    would call its tools, so nothing is told before it was seen. A tool is known by its name, since its function may be
+    another one in each run.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Place, tuple[str, int]] = {}
+        self._pauses: dict[Place | str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     def learn(self, place: Place, appended: str) -> None:
@@ -41,3 +61,13 @@ class Habits:
         """What will follow the answer at ``place``; empty where that is not known."""
         text, n = self._seen.get(place, ("", 0))
         return text if n >= RUNS and len(text) >= SHORTEST else ""
+
+    def paused(self, where: Place | str, seconds: float) -> None:
+        """So long was it from the answer at a place to the next call, or did a call of a tool take."""
+        with self._lock:
+            mean, n = self._pauses.get(where, (seconds, 0))
+            self._pauses[where] = mean + LEARNING * (seconds - mean), n + 1
+
+    def pause(self, where: Place | str) -> tuple[float | None, int]:
+        """(running mean of the seconds, None of nothing; how often they were measured)."""
+        return self._pauses.get(where, (None, 0))

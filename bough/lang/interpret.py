@@ -16,6 +16,7 @@ from bough.lang.ir import (
     SglExprList,
     SglGen,
     SglImage,
+    SglLease,
     SglRoleBegin,
     SglRoleEnd,
     SglSelect,
@@ -95,6 +96,8 @@ async def perform(ex: StreamExecutor, node: Any, line: Line | None) -> None:
             fill(ex, source.value_of(name))
         case SglCommitLazy():
             await calls.prefill(ex, line)
+        case SglLease(ttl=ttl):
+            await calls.lease(ex, ttl, line)
         case SglConcateAndAppend(states=states):
             await _concatenate(ex, [state._executor for state in states])
         case SglSeparateReasoning():

@@ -315,6 +315,17 @@ class SglCommitLazy(SglExpr):
         return "CommitLazy()"
 
 
+class SglLease(SglExpr):
+    """Have the text so far kept for ``ttl`` seconds."""
+
+    def __init__(self, ttl: float) -> None:
+        super().__init__()
+        self.ttl = ttl
+
+    def __repr__(self) -> str:
+        return f"Lease({self.ttl:g})"
+
+
 class SglSeparateReasoning(SglExpr):
     """Take the reasoning out of what ``expr`` generated; its ``name`` is the variable that the reasoning goes to."""
 

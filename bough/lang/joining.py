@@ -62,10 +62,15 @@ class Race:
         return self.states[i].variables.get(self.name)
 
     def stop(self, winners: Sequence[int]) -> None:
-        """Stop everybody else. What they generated was for nothing."""
+        """Stop everybody else."""
         for i, state in enumerate(self.states):
             if i not in winners:
                 state.cancel("the fork was decided without it")
+
+    def write_off(self, winners: Sequence[int]) -> None:
+        """What everybody else generated was for nothing. Counted when they have stopped, until when answers come in."""
+        for i, state in enumerate(self.states):
+            if i not in winners:
                 for call in state.calls:
                     call.wasted_tokens = max(call.wasted_tokens, call.generated_tokens)
 

@@ -41,7 +41,7 @@ class Call:
 
     Attributes:
         node: name of the call in its program; ``parent`` is the call that it comes after, empty for the first.
-        kind: generate, select, prefill or tool.
+        kind: generate, select, prefill, lease or tool.
         name: variable that the result goes to.
         line: where the program asked for it.
         started: seconds from the start of the program; ``seconds`` is how long it took.
@@ -49,6 +49,7 @@ class Call:
         wasted_tokens: generated ones that nobody uses: rejected answers, siblings that lost.
         attempts: how often it was sent.
         error: what it failed with.
+        lease: what the engine answered to the wish for one: ``answer``, ``tokens`` and ``seconds``.
     """
 
     node: str
@@ -64,6 +65,7 @@ class Call:
     wasted_tokens: int = 0
     attempts: int = 0
     error: str = ""
+    lease: dict[str, Any] | None = None
     under_way: int = 0
     """Tokens generated so far, for calls that may be stopped, as far as they are seen coming."""
 
@@ -76,6 +78,10 @@ class Call:
         self.prompt_tokens = int(meta.get("prompt_tokens") or self.prompt_tokens)
         self.cached_tokens = int(meta.get("cached_tokens") or self.cached_tokens)
         self.under_way = int(meta.get("completion_tokens") or self.under_way + bool(shown))
+        self._note_lease(meta)
+
+    def _note_lease(self, meta: dict[str, Any]) -> None:
+        self.lease = (meta.get("program") or {}).get("lease", self.lease)
 
     def settle(self) -> int:
         """The call that was followed is over; the number of tokens that it generated."""
@@ -97,6 +103,7 @@ class Call:
         self.prompt_tokens += int(meta.get("prompt_tokens") or 0)
         self.cached_tokens += int(meta.get("cached_tokens") or 0)
         self.generated_tokens += generated
+        self._note_lease(meta)
         return generated
 
 
@@ -108,13 +115,13 @@ class Program:
     limits: Limits = Limits()
     retry: Retry = Retry()
     habits: Habits = field(default_factory=Habits)
+    priority: int = 0
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     calls: list[Call] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
     tokens: int = 0
     cancelled: str | None = None
     members: weakref.WeakSet[StreamExecutor] = field(default_factory=weakref.WeakSet)
-    tools: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _spent: int = 0
     _reserved: int = 0
@@ -128,7 +135,7 @@ class Program:
         if self.cancelled is not None:
             raise Cancelled(f"the program {self.name} was cancelled: {self.cancelled}")
         with self._lock:
-            if kind not in ("tool", "prefill"):
+            if kind not in ("tool", "prefill", "lease"):
                 self._spent += 1
                 if self.limits.calls is not None and self._spent > self.limits.calls:
                     raise LimitExceeded(f"the program {self.name} may make {self.limits.calls} calls and made them")
@@ -203,10 +210,11 @@ class Program:
 
     def at_rest(self) -> bool:
         """Whether no state of the program has anything left to do."""
-        found = self._unfinished and self._unfinished()  # asked by each of thousands of branches, when it ends
+        # Thousands of branches ask, each when it ends, so they do not all look at all.
+        found = None if self._unfinished is None else self._unfinished()
         if found is None or found.is_finished:
             found = next((member for member in list(self.members) if not member.is_finished), None)
-            self._unfinished = found and weakref.ref(found)
+            self._unfinished = None if found is None else weakref.ref(found)
         return found is None
 
     def end(self) -> bool:

@@ -68,6 +68,7 @@ class _Recorder(AsyncBackend):
         self.is_chat_model = self._inner.is_chat_model
         self.knows_programs = self._inner.knows_programs
         self.keeps_budgets = self._inner.keeps_budgets
+        self.keeps_leases = self._inner.keeps_leases
         self.takes_adapters = self._inner.takes_adapters
         self.chat_template = self._inner.get_chat_template()
         self._path = path

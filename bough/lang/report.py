@@ -71,6 +71,7 @@ class Report:
         text = [f"{self.program}: {self.seconds:.3f} s"]
         for row in rows:
             text.append("  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))))
+        text += [f"{_place(call.line)}: {_lease(call.lease)}" for call in self.calls if call.lease]
         return "\n".join(text)
 
     def builtins(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Report:
                     "line": None if c.line is None else str(c.line), "started": c.started, "seconds": c.seconds,
                     "prompt_tokens": c.prompt_tokens, "cached_tokens": c.cached_tokens,
                     "generated_tokens": c.generated_tokens, "wasted_tokens": c.wasted_tokens,
-                    "attempts": c.attempts, "error": c.error,
+                    "attempts": c.attempts, "error": c.error, "lease": c.lease,
                 }
                 for c in self.calls
             ],
@@ -116,6 +117,10 @@ def _place(line: Line | None) -> str:
     return "?" if line is None else f"{line.function}:{line.number}"
 
 
+def _lease(answer: dict[str, Any]) -> str:
+    return f"lease {answer['answer']}, {answer['tokens']:,} tokens for {answer['seconds']:g} s"
+
+
 def _source(line: Line | None) -> str:
     return "" if line is None else linecache.getline(line.file, line.number).strip()
 
@@ -127,9 +132,8 @@ def _html_row(place: str, source: str, cost: Cost) -> str:
 
 def _bar(call: Call, whole: float) -> str:
     left, width = 100 * call.started / whole, max(0.3, 100 * call.seconds / whole)
-    label = html.escape(
-        f"{call.kind} {call.name or ''}: {call.generated_tokens} tokens, {call.seconds:.3f} s {call.error}"
-    )
+    said = call.error or (_lease(call.lease) if call.lease else "")
+    label = html.escape(f"{call.kind} {call.name or ''}: {call.generated_tokens} tokens, {call.seconds:.3f} s {said}")
     return f'<div class="call"><i style="margin-left:{left:.2f}%;width:{width:.2f}%" title="{label}"></i>{label}</div>'
 
 

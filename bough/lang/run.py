@@ -132,7 +132,7 @@ def new_state(
     name = getattr(program.func, "__name__", "program")
     executor = StreamExecutor(
         as_backend(backend), arguments, default_sampling_para, None, stream, program.num_api_spec_tokens, use_thread,
-        Program(name, limits=program.limits, retry=program.retry, habits=program.habits),
+        Program(name, program.limits, program.retry, program.habits, priority=program.priority),
     )  # fmt: skip
     return ProgramState.holding(executor)
 

@@ -11,6 +11,7 @@ from bough.lang.ir import (
     SglConcateAndAppend,
     SglExpr,
     SglExprList,
+    SglLease,
     SglRoleBegin,
     SglRoleEnd,
     SglVarScopeBegin,
@@ -25,6 +26,19 @@ _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
 
 
+class _Hold:
+    """Held by the states that nobody but their program's user has; the work stops when it is collected."""
+
+    __slots__ = ("executor",)
+
+    def __init__(self, executor: StreamExecutor) -> None:
+        self.executor: StreamExecutor | None = executor
+
+    def __del__(self) -> None:
+        if self.executor is not None:
+            self.executor.drop()
+
+
 class ProgramState:
     """A text that grows, with variables. ``s += ...`` appends; ``s["name"]`` waits for a variable and gives it.
 
@@ -33,27 +47,23 @@ class ProgramState:
     """
 
     ret_value: Any = None
-    _alone = False
-    """Whether nobody else has the executor in hand, whose calls then end with the state."""
+    _hold: _Hold | None = None
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
         self._executor = stream_executor
 
     @classmethod
     def holding(cls, executor: StreamExecutor) -> ProgramState:
-        """A state that stops ``executor`` when it is collected."""
+        """A state that stops ``executor`` when it is collected, with all its copies."""
         state = cls(executor)
-        state._alone = True
+        state._hold = _Hold(executor)
         return state
-
-    def __del__(self) -> None:
-        if self._alone:
-            self._executor.drop()
 
     @property
     def stream_executor(self) -> StreamExecutor:
         """What does the work. Whoever takes it may wait for it without the state, so it works on without it."""
-        self._alone = False
+        if self._hold is not None:
+            self._hold.executor = None
         return self._executor
 
     @overload
@@ -119,6 +129,16 @@ class ProgramState:
             yield group[0]
         finally:
             group.join()
+
+    def lease(self, ttl: float) -> None:
+        """Ask for the text so far to stay in the engine's cache for ``ttl`` seconds, whatever becomes of the program.
+
+        The text is computed where it is not, by a request of its own. What was granted is in the report. Other backends
+        than bough's do nothing. Raises ValueError for a time that is none.
+        """
+        if not 0 < ttl < float("inf"):
+            raise ValueError(f"a lease is for a number of seconds, not for {ttl!r}")
+        self._append(SglLease(float(ttl)))
 
     def text(self) -> str:
         """The whole text, when everything was done."""
@@ -379,6 +399,7 @@ class ProgramStateGroup:
 
     def _race(self, mode: str, race: Race, valid: Any, key: Any, until: Any) -> Generator[Signal, None, Sequence[int]]:
         taken: Sequence[int] | None = None
+        error: Exception | None = None
         try:
             for signal in race.rounds():
                 if signal is not None:
@@ -387,16 +408,17 @@ class ProgramStateGroup:
                     break
             if taken is None and mode == "majority":
                 taken = majority(race, key or repr, complete=True)
-        except Exception:  # of what the caller gave to decide with
-            race.stop(())
-            self.end()
-            raise
-        if taken is None and mode == "predicate":
+        except Exception as raised:  # of what the caller gave to decide with
+            error = raised
+        if taken is None and mode == "predicate" and error is None:
             taken = list(race.finished)
         race.stop(taken or ())
         for executor in race.states:
             yield executor.idle  # done, or stopped, and its backend knows
+        race.write_off(taken or ())
         self.end()
+        if error is not None:
+            raise error
         if not taken:
             raise race.failure(f"no state of the fork will do ({mode})")
         return taken

@@ -20,6 +20,7 @@ import msgspec
 from bough.lang import calls, turns
 from bough.lang.backends.base import in_thread
 from bough.lang.errors import InvalidAnswer
+from bough.lang.habits import Habits
 from bough.lang.ir import SglAct, SglGen
 from bough.lang.program import Line, remaining
 from bough.lang.types import schema_of
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
 ANSWER = "answer"
 """Name under which the model gives its answer instead of calling a tool."""
+NEARLY_ALL = 0.9
+"""Share of the calls of tools that take no longer than the pause that an engine is told.
+
+It keeps what it has for about as long: too long costs nothing, since whoever is back sooner says so, but for a rare
+tool that takes so much longer than the others that nothing would be kept through the calls of those.
+"""
 
 
 class Tool:
@@ -37,7 +44,8 @@ class Tool:
 
     Args:
         seconds: after which a call of it fails.
-        pause: seconds that it is expected to take, until it has been measured; an engine is told.
+        pause: seconds that a call of it is expected to take, which the engine is told before each step that may make
+            one; by default what calls of it have taken so far.
 
     Raises TypeError for a parameter that has no type, or one without a JSON Schema, or that cannot be given by its
     name; ValueError for a tool that is named ``answer``.
@@ -80,15 +88,10 @@ class Tool:
         """The result for arguments as the model wrote them; a function that is no coroutine runs on a thread."""
         given = msgspec.convert(arguments, self._arguments)
         values = {name: getattr(given, name) for name in self._arguments.__struct_fields__}
-        began = time.perf_counter()
         async with asyncio.timeout(self.seconds):
             if inspect.iscoroutinefunction(self.func):
-                result = await self.func(**values)
-            else:
-                result = await in_thread(lambda: self.func(**values))
-        took = time.perf_counter() - began
-        self.pause = took if self.pause is None else 0.7 * self.pause + 0.3 * took
-        return result
+                return await self.func(**values)
+            return await in_thread(lambda: self.func(**values))
 
 
 @overload
@@ -145,10 +148,13 @@ async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> 
         ex.open_ended = not last
         schema = json.dumps(_step_schema([] if last else expr.tools, answer_schema), ensure_ascii=False)
         turns.begin_role(ex, "assistant")
-        chosen, arguments = await _step(ex, expr, schema, line)
+        pause = None if last else _expected_pause(expr.tools, ex.program.habits)
+        chosen, arguments = await _step(ex, expr, schema, line, pause)
         turns.end_role(ex, "assistant")
         if chosen == ANSWER:
             break
+        assert ex.answered is not None
+        ex.answered.at = None  # the tool's time is the tool's; the place learns what follows the answer
         call, told = await _called(ex, tools[chosen], arguments, line)
         made.append(call)
         turns.begin_role(ex, "user")
@@ -160,14 +166,35 @@ async def run_tool_loop(ex: StreamExecutor, expr: SglAct, line: Line | None) -> 
     ex.settle(expr.name)
 
 
-async def _step(ex: StreamExecutor, expr: SglAct, schema: str, line: Line | None) -> tuple[str, dict[str, Any]]:
+def _expected_pause(tools: Sequence[Tool], habits: Habits) -> float | None:
+    """Seconds that nearly all calls of ``tools`` take at most, each counted once more than it was called.
+
+    None where nothing is known of any of them.
+    """
+    known = []
+    for one in tools:
+        mean, n = habits.pause(one.name)
+        pause = mean if one.pause is None else one.pause
+        if pause is not None:
+            known.append((pause, n + 1))
+    left = NEARLY_ALL * sum(n for _, n in known)
+    for pause, n in sorted(known):
+        left -= n
+        if left <= 0:
+            return pause
+    return None
+
+
+async def _step(
+    ex: StreamExecutor, expr: SglAct, schema: str, line: Line | None, pause: float | None
+) -> tuple[str, dict[str, Any]]:
     """(tool or answer, its arguments) as the model writes them."""
     hidden = f"{expr.name or 'act'} step"
     gen = SglGen(hidden, json_schema=schema)
     gen.sampling_params = expr.answer.sampling_params
     gen.sampling_params.json_schema = schema
     ex.announce(hidden)
-    await calls.generate(ex, gen, line)
+    await calls.generate(ex, gen, line, pause)
     text = ex.variables.pop(hidden)
     try:
         step = msgspec.json.decode(text)
@@ -190,6 +217,7 @@ async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], lin
                 raise
             told = made.error = call.error = f"{type(error).__name__}: {error}"
         made.seconds = time.perf_counter() - began
+        ex.program.habits.paused(tool.name, made.seconds)
     ex.program.seconds_left()
     return made, told
 

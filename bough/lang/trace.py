@@ -24,6 +24,7 @@ from bough.lang.ir import (
     SglFork,
     SglGen,
     SglGetForkItem,
+    SglLease,
     SglRoleBegin,
     SglRoleEnd,
     SglSelect,
@@ -210,7 +211,7 @@ class TracerProgramState(ProgramState):
                 self._add(SglConstantText(self.chat_template.get_prefix_and_suffix(role, self.messages_)[1]))
                 self.messages_.append({"role": role, "content": ""})
                 self.cur_role = None
-            case SglVarScopeBegin():
+            case SglVarScopeBegin() | SglLease():
                 pass
             case SglVarScopeEnd(name=name):
                 self._name(name, self.last_node)

@@ -72,6 +72,7 @@ class ProgramState:
         reqs: its requests in the engine, by rid.
         since: clock reading from which on it waits: of its latest admission, or of the first request that waits.
         pause: mean seconds between its requests, None before the second.
+        told_pause: seconds from its latest request to the next one, as the envelope says; None where it does not.
         left: clock reading at which its last request ended; ``leaves`` is when its seat goes.
         node: the call that came last.
         seated, ended: it has a seat; its last request was announced.
@@ -97,6 +98,7 @@ class ProgramState:
     calls: int = 0
     since: float = 0.0
     pause: float | None = None
+    told_pause: float | None = None
     left: float = 0.0
     leaves: float = float("inf")
     node: str = ""

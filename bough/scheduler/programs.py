@@ -172,7 +172,7 @@ class Programs:
             self._count += 1
             if state is not None:
                 self._former[state.number] = state
-            state = self._states[key] = ProgramState(key, self._count, self._count, self.now)
+            state = self._states[key] = ProgramState(key, self._count, self._count, self.now, named.priority)
         elif not state.reqs:
             self._idle.pop(*key)
             away = self.now - state.left
@@ -189,6 +189,7 @@ class Programs:
         state.ended |= named.end
         state.node = named.node
         state.to_come = named.next_uses
+        state.told_pause = named.next_in if named.pause is None else named.pause
         state.reqs[request.rid] = req
         state.calls += 1
         state.held = len(request.ids) // 4
@@ -350,7 +351,7 @@ class Programs:
             service=state.service,
             budget=None if state.budget is None else max(0, state.budget - state.spent),
             deadline=None if state.deadline == float("inf") else state.deadline - self.now,
-            pause=state.pause,
+            pause=state.pause if state.told_pause is None else state.told_pause,
             priority=state.priority,
             seated=state.seated,
         )

@@ -15,7 +15,6 @@ from bough import __version__
 from bough.base.messages import Finish, Logprob
 from bough.engine.generation import Chunk
 from bough.server.errors import encode_json, finish_error
-from bough.server.programs import granted
 from bough.text.tokenizer import Tokenizer
 
 FINGERPRINT = f"bough-{__version__}"
@@ -164,7 +163,7 @@ class Response(msgspec.Struct, kw_only=True):
     def note(self, finish: Finish | None) -> None:
         """Add what of the request's constraint was not enforced, and what its program and lease were granted."""
         if finish is not None and finish.grant is not None:
-            self.program = granted(finish.grant)
+            self.program = finish.grant.shown()
         if finish is not None and finish.warnings:
             known = [] if isinstance(self.warnings, UnsetType) else self.warnings
             self.warnings = list(dict.fromkeys([*known, *finish.warnings]))

@@ -35,7 +35,7 @@ from bough.server.options import (
     timeout_of,
     top_k_of,
 )
-from bough.server.programs import granted, lease_of, program_of
+from bough.server.programs import lease_of, program_of
 from bough.server.schema import (
     CONSTRAINTS,
     UNSUPPORTED_NATIVE,
@@ -306,7 +306,7 @@ def _answer(job: _Job, sequence: _Sequence) -> dict[str, Any]:
     if chunk.finish is not None:
         meta["e2e_latency"] = time.perf_counter() - job.call.started
         if chunk.finish.grant is not None:
-            meta["program"] = granted(chunk.finish.grant) | _kept(job, sequence)
+            meta["program"] = chunk.finish.grant.shown() | _kept(job, sequence)
         if chunk.finish.warnings:
             meta["warnings"] = chunk.finish.warnings
     if sequence.options.params.logprobs is not None:

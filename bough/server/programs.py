@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from bough.base.errors import InvalidRequest
-from bough.base.program import Grant, Lease, Program
+from bough.base.program import Lease, Program
 from bough.server.schema import ChatRequest
 
 PREFIX = "x-bough-program"
@@ -86,13 +86,3 @@ def cache_lease(body: ChatRequest) -> Lease | None:
     if isinstance(ttl, int | float) and not isinstance(ttl, bool):
         return Lease(ttl=float(ttl))
     raise InvalidRequest("the time to live of a cached prompt is seconds, or like 5m or 1h", param=param)
-
-
-def granted(grant: Grant) -> dict[str, Any]:
-    """What an answer says of ``grant``."""
-    shown: dict[str, Any] = {}
-    if grant.id:
-        shown = {"id": grant.id, "generated": grant.generated, "budget": grant.budget, "seated": grant.seated}
-    if grant.lease is not None:
-        shown["lease"] = {"answer": grant.lease, "tokens": grant.lease_tokens, "seconds": grant.lease_seconds}
-    return shown

@@ -48,7 +48,8 @@ class Replying(BaseHTTPRequestHandler):
 
 class _Handler(Replying):
     def do_GET(self) -> None:
-        self._send(b'{"object": "list", "data": []}', "application/json")
+        model = {"id": "m", "object": "model", "created": 1, "owned_by": self.server.owner}
+        self._send(json.dumps({"object": "list", "data": [model]}).encode(), "application/json")
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -69,10 +70,10 @@ class _Handler(Replying):
 
 
 @contextmanager
-def answering(sgl: Any, model: str) -> Iterator[tuple[Any, list[Any]]]:
-    """(the OpenAI backend of ``sgl`` with such a server, what it was sent)."""
+def answering(sgl: Any, model: str, owner: str = "somebody") -> Iterator[tuple[Any, list[Any]]]:
+    """(the OpenAI backend of ``sgl`` with such a server, whose models are ``owner``'s; what it was sent)."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    server.taken = []
+    server.taken, server.owner = [], owner
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     home = "sglang.lang.backend.openai" if sgl.__name__ == "sglang" else "bough.lang.backends.openai"

@@ -53,8 +53,8 @@ def after(state: Any) -> Any:
 
 
 BEYOND = {
-    "function": ["limits", "retry"], "gen": ["type", "reask", "validate", "lora_path"], "select": ["lora_path"],
-    "join": ["name", "valid", "key", "until"], "get_meta_info": ["timeout"],
+    "function": ["limits", "retry", "priority"], "gen": ["type", "reask", "validate", "lora_path"],
+    "select": ["lora_path"], "join": ["name", "valid", "key", "until"], "get_meta_info": ["timeout"],
 }  # fmt: skip
 """Parameters that SGLang has not."""
 

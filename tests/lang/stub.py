@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,14 +34,18 @@ def tokens(text: str) -> list[str]:
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers and records requests. ``fail`` are prompts' last words that are answered with 400."""
+    """Answers and records requests. ``replies`` are given before what the rules say; ``about`` is told of the model.
+
+    A prompt that ends with FAIL is answered with 400.
+    """
 
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, model_path: str = "stub-model") -> None:
+    def __init__(self, model_path: str = "stub-model", **about: Any) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.model_path = model_path
+        self.about = {"model_path": model_path, **about}
+        self.replies: deque[str] = deque()
         self.requests: list[list[Any]] = []
         self.lock = threading.Lock()
 
@@ -80,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._record()
         if self.path in ("/get_model_info", "/model_info"):
-            self._send({"model_path": self.server.model_path})
+            self._send(self.server.about)
         else:
             self._send({"path": self.path})
 
@@ -98,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(prompts[0], body)
         else:
             answers = [_answer(p, body) for p in prompts for _ in range(body["sampling_params"].get("n", 1))]
+            if self.server.replies and body["sampling_params"]["max_new_tokens"]:
+                answers[0]["text"] = self.server.replies.popleft()
             self._send(answers[0] if len(answers) == 1 and single else answers)
 
     def _stream(self, prompt: str, body: dict[str, Any]) -> None:
@@ -134,8 +141,8 @@ def _answer(prompt: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(model_path: str = "stub-model") -> Iterator[Stub]:
-    server = Stub(model_path)
+def serving(model_path: str = "stub-model", **about: Any) -> Iterator[Stub]:
+    server = Stub(model_path, **about)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:

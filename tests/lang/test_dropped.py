@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import threading
 from typing import Any
@@ -109,6 +110,17 @@ def test_whoever_takes_the_executor_holds_the_state() -> None:
     gc.collect()
     backend.go()
     assert executor.get_var("a") == "x" and over(backend, "p") == "done"
+
+
+def test_a_copy_of_a_state_holds_it() -> None:
+    backend = Held()
+    state = lazy.run(backend=backend)
+    assert backend.began["p"].wait(60)
+    state = copy.copy(state)
+    gc.collect()
+    assert not backend.over["p"].is_set()
+    del state
+    assert over(backend, "p") == "stopped"
 
 
 def test_coroutines_that_leave_a_state_stop_it() -> None:

@@ -128,6 +128,23 @@ def test_errors_say_what_the_engine_said(engine: sgl.Engine, endpoint: sgl.Runti
         picture.run(backend=engine)["x"]
 
 
+def test_leases_are_answered(engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint) -> None:
+    @sgl.function(priority=1)
+    def kept(s: Any) -> None:
+        s += "the cat sat on the mat and the dog sat on the log "
+        s.lease(60)
+        s += sgl.gen("a", max_tokens=2)
+
+    said = []
+    for backend in (engine, endpoint):
+        state = kept.run(backend=backend, temperature=0)
+        meta, lease = state.get_meta_info("a"), state.report().calls[0].lease
+        assert meta["program"]["id"] == state.report().id and meta["cached_tokens"] > 10
+        assert lease is not None
+        said.append(lease["answer"])
+    assert said == ["denied"] * 2, "so says the eviction that knows no leases"
+
+
 def test_control(endpoint: sgl.RuntimeEndpoint, engine: sgl.Engine) -> None:
     assert sgl.get_server_info(endpoint)["status"] == "ready"
     sgl.flush_cache(endpoint)

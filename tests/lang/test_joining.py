@@ -56,6 +56,19 @@ def test_join_first_valid_stops_the_others() -> None:
     assert state.report().total.wasted == 1  # of "bad"
 
 
+def test_what_comes_in_while_a_loser_is_stopped_is_wasted() -> None:
+    class Late(Gated):
+        async def agenerate(self, s: Any, sampling_params: Any) -> Any:
+            try:
+                return await super().agenerate(s, sampling_params)
+            except asyncio.CancelledError:  # the answer was on its way
+                return "late", {"completion_tokens": 7}
+
+    backend = Late({"a": "first"}, held=("b",))
+    state = vote.run("ab", mode="first_valid", name="v", backend=backend)
+    assert state.ret_value == [0] and (state.report().total.generated, state.report().total.wasted) == (8, 7)
+
+
 def test_join_majority_stops_when_it_is_decided() -> None:
     backend = Gated({"a": "1", "b": "2", "c": " 1", "d": "1"}, held=("e",))
     state = vote.run("abcde", mode="majority", name="v", key=str.strip, backend=backend)

@@ -47,7 +47,7 @@ def third_party(*, runtime: bool) -> dict[str, str]:
 COME_ALONG = {"starlette", "pydantic"}
 
 # Whoever uses such a backend of the language, or a video, has it installed; litellm's bounds exclude our versions.
-BROUGHT_ALONG = {"litellm", "tiktoken", "vertexai", "cv2"}
+BROUGHT_ALONG = {"litellm", "tiktoken", "vertexai", "google", "cv2"}
 
 
 ON_DEMAND = {"triton": "bough.device.ops.triton.", "transformers": "bough.models.fallback"}

@@ -71,6 +71,7 @@ class BaseBackend:
         knows_programs: takes envelopes, so that forks and selects need no preparing requests.
         keeps_budgets: lets the calls of a program generate no more than its budget together.
         keeps_texts: is nevertheless given the text that the branches of a fork begin with, before they do.
+        keeps_leases: asks for a lease with the text that it has computed.
         takes_adapters: obeys ``lora_path`` of a call.
         loop: the event loop that its coroutines must run on; None: any.
     """
@@ -80,6 +81,7 @@ class BaseBackend:
     knows_programs = False
     keeps_budgets = False
     keeps_texts = False
+    keeps_leases = False
     takes_adapters = False
     loop: asyncio.AbstractEventLoop | None = None
 

@@ -61,7 +61,7 @@ class RuntimeEndpoint(AsyncBackend):
         self.verify = verify
         self._http = HttpClient(base_url, api_key=api_key, verify=verify)
         self.model_info: dict[str, Any] = self.request("GET", "/get_model_info")
-        self.knows_programs = self.keeps_budgets = bool(self.model_info.get("program_protocol"))
+        self.knows_programs = self.keeps_budgets = self.keeps_leases = bool(self.model_info.get("program_protocol"))
         if chat_template_name:
             self.chat_template = get_chat_template(chat_template_name)
         else:
@@ -118,7 +118,9 @@ class RuntimeEndpoint(AsyncBackend):
     async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any]:
         body: dict[str, Any] = {"text": s.text_, "sampling_params": PREFILL}
         if self.knows_programs:
-            body["program"] = s.envelope(more=1)
+            body["program"] = s.envelope(more=s.lease is None)
+        if s.lease is not None:
+            body["lease"] = s.lease[0]
         answer = await self._after(s, "/generate", _with_parts(s, body))
         meta: dict[str, Any] = answer["meta_info"]
         _keep(s, answer["text"], meta)

@@ -12,7 +12,7 @@ from bough.base.constraint import Constraint
 from bough.base.errors import InvalidRequest, Unavailable
 from bough.base.messages import ControlOp, Namespace
 from bough.base.params import SamplingParams
-from bough.base.program import Program
+from bough.base.program import Lease, Program
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.config import global_config
@@ -48,6 +48,7 @@ class EngineBackend(AsyncBackend):
 
     knows_programs = True
     keeps_budgets = True
+    keeps_leases = True
     takes_adapters = True
 
     def __init__(self, engine: EngineLike) -> None:
@@ -71,7 +72,7 @@ class EngineBackend(AsyncBackend):
         self._wait(self.engine.asynchronous.client.control("flush_cache"))
 
     def cache_prefix(self, prefix_str: str) -> None:
-        self._wait(self._prefill(prefix_str))
+        self._wait(self._prefill(prefix_str, {}))
 
     def end_program(self, s: StreamExecutor | list[StreamExecutor]) -> None:
         self.tell_end(s)
@@ -81,8 +82,11 @@ class EngineBackend(AsyncBackend):
         with suppress(Unavailable):  # an engine that is gone has forgotten it
             await self.engine.asynchronous.client.control(op, tenant="", program=program)
 
-    async def acommit_lazy_operations(self, s: StreamExecutor) -> None:
-        await self._prefill(s.text_)
+    async def acommit_lazy_operations(self, s: StreamExecutor) -> dict[str, Any]:
+        options = self._program(s, more=s.lease is None)
+        if s.lease is not None:
+            options["lease"] = Lease(ttl=s.lease[0])
+        return await self._prefill(s.text_, options)
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         texts = [""] * sampling_params.n
@@ -125,28 +129,26 @@ class EngineBackend(AsyncBackend):
         # Begun together, they are admitted together and share their prefix within one step.
         program = self._program(s)
         rows = await asyncio.gather(*(self._score(p, start, program) for p, start in zip(prompts, starts)))
-        usage = [{"prompt_tokens": len(p), "cached_tokens": cached} for p, (_, cached) in zip(prompts, rows)]
-        return rows_from(choices_method, choices, [r for r, _ in rows], [[] for _ in rows], usage)
+        return rows_from(choices_method, choices, [r for r, _ in rows], [[] for _ in rows], [meta for _, meta in rows])
 
-    async def _score(self, ids: Sequence[int], start: int, program: dict[str, Any]) -> tuple[list[Any], int]:
-        """(rows of the positions of ``ids`` from ``start`` on, tokens that came from the cache)."""
+    async def _score(self, ids: Sequence[int], start: int, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """(rows of the positions of ``ids`` from ``start`` on, meta information)."""
         params = SamplingParams(max_tokens=0, temperature=0.0, prompt_logprobs=0, logprob_start=start)
         found: list[Any] = []
-        cached = 0
-        async with aclosing(self.engine.chunks(ids, params, **program)) as chunks:
+        meta: dict[str, Any] = {}
+        async with aclosing(self.engine.chunks(ids, params, **options)) as chunks:
             async for chunk in chunks:
                 _check(chunk.finish)
-                cached = chunk.n_cached
+                meta = {"prompt_tokens": len(ids), "cached_tokens": chunk.n_cached} | _granted(chunk)
                 found += chunk.prompt_logprobs or ()
         unknown = len(ids) - start - len(found)  # the first token of all has no logprob
         token_text = self.engine.asynchronous.tokenizer.token_text
         head = [(None, token, token_text(token)) for token in ids[start : start + unknown]]
-        return head + [(f.logprob, f.token, token_text(f.token)) for f in found], cached
+        return head + [(f.logprob, f.token, token_text(f.token)) for f in found], meta
 
-    async def _prefill(self, text: str) -> None:
+    async def _prefill(self, text: str, options: dict[str, Any]) -> dict[str, Any]:
         ids = await self.engine.asynchronous.tokenize(text)
-        if ids:
-            await self._score(ids, len(ids), {})
+        return (await self._score(ids, len(ids), options))[1] if ids else {}
 
     def _open(self, s: StreamExecutor, params: SglSamplingParams) -> AsyncGenerator[Any, None]:
         _refuse_media(s)
@@ -179,8 +181,8 @@ class EngineBackend(AsyncBackend):
                 _check(chunk.finish)
                 yield chunk
 
-    def _program(self, s: StreamExecutor) -> dict[str, Any]:
-        named: dict[str, Any] = {"program": Program(**s.envelope())}
+    def _program(self, s: StreamExecutor, more: int = 0) -> dict[str, Any]:
+        named: dict[str, Any] = {"program": Program(**s.envelope(more))}
         if s.lora_path is not None:
             named["namespace"] = Namespace(adapter=s.lora_path)
         return named
@@ -192,7 +194,7 @@ class EngineBackend(AsyncBackend):
             "prompt_tokens": chunk.n_prompt,
             "completion_tokens": chunk.n_generated,
             "cached_tokens": chunk.n_cached,
-        }
+        } | _granted(chunk)
         if params.return_logprob:
             text = self.engine.asynchronous.tokenizer.token_text if params.return_text_in_logprobs else _no_text
             rows = chunk.logprobs or ()
@@ -233,6 +235,12 @@ def _finish_reason(chunk: Any) -> dict[str, Any]:
     if chunk.finish.kind == "length":
         return {"type": "length", "length": chunk.n_generated}
     return {"type": "stop", "matched": chunk.finish.matched}
+
+
+def _granted(chunk: Any) -> dict[str, Any]:
+    """What the program and its lease were granted, with the end of an answer."""
+    grant = None if chunk.finish is None else chunk.finish.grant
+    return {} if grant is None else {"program": grant.shown()}
 
 
 def _no_text(token: int) -> None:

@@ -116,7 +116,7 @@ class OpenAI(AsyncBackend):
         wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
         answer = await self._answer(s, kwargs)
-        return self._texts(answer, unwrapped if wrapped else str), self.token_usage.add(answer.usage)
+        return self._texts(answer, unwrapped if wrapped else str), self._meta(s, answer)
 
     async def _answer(self, s: StreamExecutor, kwargs: dict[str, Any], **prompt: Any) -> Any:
         """The answer to a request. When cancelled, a server of bough is asked what it had generated."""
@@ -157,14 +157,15 @@ class OpenAI(AsyncBackend):
         with _translated():
             async with await self._api.create(**self._prompt(s), **kwargs) as events:
                 async for event in events:
-                    usage, text, meta = event.usage, "", {}
+                    usage, text = event.usage, ""
+                    meta: dict[str, Any] = {}
                     if event.choices:
                         choice = event.choices[0]
                         complete = complete or choice.finish_reason is not None
                         text = (choice.delta.content if self.is_chat_model else choice.text) or ""
                     if usage is not None:
                         complete = complete or not event.choices  # it is the last event
-                        meta = _counts(usage) if self._told and event.choices else self.token_usage.add(usage)
+                        meta = _counts(usage) if self._told and event.choices else self._meta(s, event)
                     yield text, meta
         if not complete:
             raise BackendError(CUT)
@@ -229,6 +230,8 @@ class OpenAI(AsyncBackend):
             extra["program"] = s.envelope()
             if self.is_chat_model:
                 extra["program"].pop("after", None)  # behind the template's own text, which the server adds
+                if s.lease is not None and s.lease[1]:
+                    extra["prompt_cache_options"] = {"ttl": s.lease[0], "messages": s.lease[1]}
             extra |= params.to_openai_extras()
             params.regex = None
         kwargs = params.to_openai_kwargs()
@@ -277,6 +280,12 @@ class OpenAI(AsyncBackend):
     def _texts(self, answer: Any, read: Callable[[str], str] = str) -> str | list[str]:
         texts = [read((c.message.content if self.is_chat_model else c.text) or "") for c in answer.choices]
         return texts[0] if len(texts) == 1 else texts
+
+    def _meta(self, s: StreamExecutor, answer: Any) -> dict[str, Any]:
+        """What ``answer``, or the last event of one, says was used and granted; it has answered a lease."""
+        s.lease = None
+        program = getattr(answer, "program", None)
+        return self.token_usage.add(answer.usage) | ({"program": program} if program else {})
 
     async def _call(self, request: Any) -> Any:
         with _translated():
