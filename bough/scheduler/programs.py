@@ -89,6 +89,7 @@ class Programs:
         self.prefetched = self._used = 0
         self._completions: list[float] = []
         self._leaving: list[tuple[float, int, ProgramState]] = []
+        self._due: list[tuple[float, int, ProgramState]] = []
         self._idle: Shares[str] = Shares()
         self._cancelled: dict[tuple[str, str], float] = {}
         self._cancels: Shares[str] = Shares()
@@ -132,6 +133,11 @@ class Programs:
             leaves, _, state = heapq.heappop(self._leaving)
             if state.leaves == leaves:
                 self.stand(state)
+        while self._due and self._due[0][0] <= now:
+            deadline, _, state = heapq.heappop(self._due)
+            if state.deadline == deadline:  # it is missed, and others may keep theirs
+                state.deadline = float("inf")
+                self._moved[state.number] = state
         if self.turn is not None and now >= self._turn_ends:
             self._end_turn()
 
@@ -174,7 +180,7 @@ class Programs:
             state.leaves = float("inf")
         state.priority = max(state.priority, named.priority)
         if named.deadline is not None:
-            state.deadline = min(state.deadline, self.now + named.deadline)
+            self._is_due(state, self.now + named.deadline)
         self.bounded = None
         if named.budget is not None:
             if state.budget is None:
@@ -189,6 +195,14 @@ class Programs:
         self._weigh(state)
         self._settle(state)
         return state
+
+    def _is_due(self, state: ProgramState, deadline: float) -> None:
+        """``state`` should be done by ``deadline``, until which that counts."""
+        state.deadline = deadline
+        heapq.heappush(self._due, (deadline, state.number, state))
+        if len(self._due) > 64 + 4 * len(self._states):
+            self._due = [(s.deadline, s.number, s) for s in self.states() if s.deadline < float("inf")]
+            heapq.heapify(self._due)
 
     def admitted(self, req: Req, cached_len: int) -> None:
         """``req`` got a row."""

@@ -399,3 +399,17 @@ def test_a_late_budget_binds_what_runs(budget: int, generated: int) -> None:
     assert sum(len(reader.tokens) for reader in w.readers.values()) == generated
     new = w.readers["new"].finish
     assert new is not None and new.kind == ("error" if generated == 500 else "length")
+
+
+def test_a_deadline_counts_until_it_has_passed() -> None:
+    w = world(max_running=1, cost=Cost(1.0, 0.0, 0.0))
+    w.submit(call("running", [1, 2, 3], id="r", tokens=8))
+    w.step()
+    w.submit(call("missed", [4, 5], id="m", deadline=0.02), call("later", [6, 7], id="l", deadline=100.0))
+    w.submit(call("renewed", [8, 9], id="n", deadline=200.0), call("urgent", [8, 9, 9], id="n", deadline=50.0))
+    w.now += 0.05
+    ended: list[str] = []
+    while not w.scheduler.idle:
+        w.step()
+        ended += [rid for rid, reader in w.readers.items() if reader.finish is not None and rid not in ended]
+    assert ended == ["running", "renewed", "urgent", "later", "missed"]
