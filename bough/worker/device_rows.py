@@ -22,6 +22,7 @@ class DeviceRows:
             nobody's: what fills up a batch to a size that the device is prepared for.
         window_table: the same for layers that see a window; None where they have no pool of their own.
         last_token: [n_rows + 1] int32, the token that the row sampled last; a valid id always.
+        counting: [n_rows + 2] int32, 0, 1, 2, ...
         adapter: [n_rows + 1] the place of the row's adapter, or NO_ADAPTER (host).
     """
 
@@ -33,6 +34,7 @@ class DeviceRows:
         self.page_table = torch.zeros((n_rows + 1, max_len), dtype=torch.int32, device=device)
         self.window_table = torch.zeros_like(self.page_table) if windowed else None
         self.last_token = torch.zeros(n_rows + 1, dtype=torch.int32, device=device)
+        self.counting = torch.arange(n_rows + 2, dtype=torch.int32, device=device)
         self.adapter: Ints = np.full(n_rows + 1, NO_ADAPTER, np.int32)
 
     def add(self, init: RowInit) -> None:

@@ -88,8 +88,12 @@ class ForwardBatch:
         Tokens that the plan leaves to the device (``LAST``) come from ``rows.last_token``, so plans must be
         turned into batches in their order, each after the sampling of the one before it was launched.
         """
-        step, groups = HostStep.from_plan(plan), _groups(plan.shared, rows)
-        if rows.device.type == "cpu":
+        groups = _groups(plan.shared, rows)
+        on_host = rows.device.type == "cpu"
+        if on_host and len(plan.tokens) == len(plan.rows) and plan.window_loc is None and plan.sample.all():
+            return cls.of_decodes(plan, rows, groups)
+        step = HostStep.from_plan(plan)
+        if on_host:
             return cls.on_host(step, rows, groups)
         return cls.of(step, to_device(step.array, rows.device), rows, groups)
 
@@ -107,6 +111,24 @@ class ForwardBatch:
             rows.window_table.numpy()[row_of, at] = windowed[0]
         tokens = np.where(given < 0, rows.last_token.numpy()[row_of], given)
         return cls._of_parts(step, [torch.from_numpy(part) for part in parts], torch.from_numpy(tokens), rows, groups)
+
+    @classmethod
+    def of_decodes(cls, plan: StepPlan, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
+        """As :meth:`on_host` for a step in which each row computes one token and samples: little is to be told.
+
+        The weights have just gone through the caches and left nothing of Python in them: what is called here takes
+        several times as long as it does in a loop.
+        """
+        n, start = len(plan.rows), plan.start
+        seq_len = start + 1
+        rows.page_table.numpy()[plan.rows, start] = plan.out_loc
+        given = np.where(plan.tokens < 0, rows.last_token.numpy()[plan.rows], plan.tokens)
+        parts = torch.from_numpy(np.array((plan.rows, start, plan.out_loc, seq_len, given)))
+        b_rows, at, out_loc, lengths, tokens = parts.unbind()
+        starts = rows.counting[: n + 1]
+        host = HostBatch(plan.rows, starts.numpy(), seq_len, plan.shared)
+        attention = AttentionBatch(rows.page_table, b_rows, starts, lengths, at, out_loc, groups, host)
+        return cls(tokens, attention, np.arange(n), starts[:n], b_rows, host.q_start, rows.adapter[plan.rows])
 
     @classmethod
     def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:

@@ -168,12 +168,12 @@ class Worker:
     def _take_forced(self, plan: StepPlan) -> None:
         """Make the tokens that the plan brings and nobody sampled part of their rows' histories."""
         ends = plan.start + plan.n_new
-        news = np.flatnonzero(ends > self._known[plan.rows])
-        if not len(news):
+        news = ends > self._known[plan.rows]
+        if not news.any():
             return
         self._settle()
         q_end = np.cumsum(plan.n_new)
-        for i in news.tolist():
+        for i in np.flatnonzero(news).tolist():
             row = int(plan.rows[i])
             for token in plan.tokens[q_end[i] - (ends[i] - self._known[row]) : q_end[i]].tolist():
                 if token != LAST:  # the row's sampling failed, and the host does not know yet

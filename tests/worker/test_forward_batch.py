@@ -56,3 +56,24 @@ def test_a_batch_of_the_host_is_that_of_a_device(windowed: bool, lengths: list[t
         for a, b in pairs:
             if isinstance(a, torch.Tensor):
                 assert torch.equal(a, b) and a.dtype == torch.int32, field.name
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=N_ROWS))
+def test_a_batch_of_decodes_is_that_of_any_tokens(starts: list[int]) -> None:
+    plan = make_plan([(start, 1) for start in starts], windowed=False)
+    here, there = (DeviceRows(N_ROWS, MAX_LEN, torch.device("cpu")) for _ in range(2))
+    for rows in (here, there):
+        rows.set_last(torch.arange(N_ROWS), torch.arange(N_ROWS) * 11)
+    decodes, batch = ForwardBatch.from_plan(plan, here), ForwardBatch.on_host(HostStep.from_plan(plan), there)
+    for name in ("tokens", "sample_at", "sample_rows"):
+        assert torch.equal(getattr(decodes, name), getattr(batch, name))
+        assert getattr(decodes, name).dtype == torch.int32
+    for name in ("page_table", "rows", "q_start", "seq_len", "positions", "out_loc"):
+        mine, other = getattr(decodes.attention, name), getattr(batch.attention, name)
+        assert torch.equal(mine, other) and mine.dtype == torch.int32 and mine.is_contiguous()
+    assert decodes.attention.host is not None and batch.attention.host is not None
+    for mine, other in zip(decodes.attention.host[:3], batch.attention.host[:3]):
+        assert np.array_equal(mine, other)
+    assert decodes.sampled.tolist() == batch.sampled.tolist()
+    assert decodes.host_q_start.tolist() == batch.host_q_start.tolist()
+    assert decodes.adapters.tolist() == batch.adapters.tolist()

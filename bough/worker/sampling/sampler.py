@@ -53,7 +53,8 @@ class Sampling:
 
     Attributes:
         tokens: [S] int64 on the device; negative for rows that fail.
-        fetch: on its way to the host: [2, S], whether the raw logits are a distribution (not negative), and tokens.
+        fetch: on its way to the host: [2, S], whether the raw logits are a distribution (not negative), and tokens; or
+            [S], where nothing but the logits decides.
         reports: logprobs of rows that asked.
     """
 
@@ -126,9 +127,11 @@ class Sampler:
         """As :meth:`sample`, without waiting for the device."""
         rows, device = context.rows, logits.device
         best = self._ops.argmax(logits)
-        tokens = best.clone()
         active = [feature for feature in self._features if feature.rows]
         ruled, masked = self._ruled(active, context)
+        if not ruled and not masked and self._draws.keys().isdisjoint(rows):
+            return self._launched(logits, rows, best, best)
+        tokens = best.clone()
         if masked:
             self._choose(logits, tokens, masked, context)
         if ruled:
@@ -138,21 +141,26 @@ class Sampler:
             self._draw(changed, at, ruled, tokens, context)
         apart = set(ruled)
         self._draw(logits, None, [i for i in range(len(rows)) if i not in apart], tokens, context)
-        reports = self._logprobs.launch(logits, rows, tokens)
-        fetched = [tensor for report in reports for tensor in report.tensors]
-        return Sampling(tokens, Fetch(torch.stack((best, tokens)), *fetched), reports)
+        return self._launched(logits, rows, tokens, torch.stack((best, tokens)))
 
     def finish(self, sampling: Sampling) -> Sampled:
         """Wait for what was launched."""
-        (best, tokens), *columns = sampling.fetch.arrays()
+        chosen, *columns = sampling.fetch.arrays()
+        best, tokens = chosen if chosen.ndim == 2 else (chosen, chosen)
         failed: dict[int, Failure] = {}
-        for i in np.flatnonzero(tokens < 0).tolist():
+        for i in (tokens < 0).nonzero()[0].tolist():
             if best[i] < 0:
                 failed[i] = Failure("the model's logits are not finite")
             else:
                 failed[i] = Failure("the request's own rules leave no token to sample", 400)
-        chosen = tokens.tolist()
-        return Sampled(chosen, self._logprobs.finish(sampling.reports, columns, chosen, failed), failed)
+        ids = tokens.tolist()
+        return Sampled(ids, self._logprobs.finish(sampling.reports, columns, ids, failed), failed)
+
+    def _launched(self, logits: Tensor, rows: list[int], tokens: Tensor, fetched: Tensor) -> Sampling:
+        """``tokens`` on their way, as ``fetched`` (see :class:`Sampling`), and what is reported about them."""
+        reports = self._logprobs.launch(logits, rows, tokens)
+        found = [tensor for report in reports for tensor in report.tensors]
+        return Sampling(tokens, Fetch(fetched, *found), reports)
 
     def _ruled(self, active: list[RowState], context: SampleContext) -> tuple[list[int], list[int]]:
         """The indices of rows whose logits a mask or one of the ``active`` features changes; and those of greedy rows
