@@ -1,8 +1,9 @@
 """Paged attention of the kernels that this machine uses, beside gathering the cells and torch's own attention.
 
     python benchmarks/attention.py [--parts decode,dtypes] --output benchmarks/results/attention.json
+    python benchmarks/attention.py --output FILE --document docs/attention.md
 
-A run of some parts keeps what the file has of the others.
+A run of some parts keeps what the file has of the others; with ``--document`` nothing is measured.
 Times are medians in microseconds of one layer; layers rotate over more memory than the caches hold, as in a model.
 ``gbs`` counts the KV that a row has to read (once for all that share it), ``gflops`` what causality leaves to compute.
 """
@@ -33,6 +34,7 @@ Tensor = torch.Tensor
 HEADS = {"smollm2-135m": (9, 3, 64), "llama-1b": (32, 8, 64), "llama-8b": (32, 8, 128)}
 SMALL = HEADS["smollm2-135m"]
 ROTATED_BYTES = 128 << 20
+MARKS = "<!-- attention: begin -->", "<!-- attention: end -->"
 
 
 @dataclass
@@ -173,13 +175,37 @@ def cascade() -> list[tuple[Problem, bool]]:
 PARTS = {"decode": decode, "dtypes": dtypes, "extend": extend, "cascade": cascade}
 
 
+def table(result: dict[str, Any]) -> str:
+    """Of each problem: what the kernel takes, and how many times as long it takes otherwise."""
+    lines = [
+        "| rows | tokens | new | shared | heads | us | GB/s | GFLOP/s | beside |",
+        "|--:|--:|--:|--:|---|--:|--:|--:|---|",
+    ]
+    for found in (row for part in ("decode", "extend", "cascade") for row in result.get(part, ())):
+        best, other, name = found["kernel"], found.get("gather_sdpa"), "gathered"
+        if "cascade" in found:
+            best, other, name = found["cascade"], found["kernel"], "each row by itself"
+        beside = "" if other is None else f"{name}: {other['us'] / best['us']:.1f}x"
+        heads, sizes = "{}/{} of {}".format(*found["heads"]), (found["rows"], found["length"], found["new"])
+        cells = *sizes, found.get("shared", 0), heads, best["us"], best["gbs"], best["gflops"], beside
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=0.5, help="of each measurement")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of them: a whole run takes three minutes")
+    parser.add_argument("--document", type=Path, help="put the table of --output between the marks of this file")
     arguments = parser.parse_args()
+    if arguments.document:
+        text = arguments.document.read_text()
+        before, rest = text.split(MARKS[0])
+        shown = table(json.loads(arguments.output.read_text()))
+        arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+        return
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     ops = resolve_ops("auto")

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from bough.base.config import Config
@@ -71,3 +72,20 @@ def from_arguments(arguments: argparse.Namespace, base: C) -> C:
             given.setdefault(section, {})[field] = tuple(value) if isinstance(value, list) else value
     changed = {s: dataclasses.replace(getattr(base, s), **values) for s, values in given.items()}
     return dataclasses.replace(base, **changed)
+
+
+def arguments_of(given: Mapping[str, Any]) -> list[str]:
+    """The command line that says ``given``: fields of any section by their names; None is left out.
+
+    Raises TypeError for a name that is no flag.
+    """
+    flags = {
+        f.name for _, cls in _sections(Config) for f in dataclasses.fields(cls) if not f.metadata.get("positional")
+    }
+    found = []
+    for name, value in given.items():
+        if name not in flags:
+            raise TypeError(f"{name!r} is not an option of the engine")
+        values = value if isinstance(value, list | tuple) else () if value is None else (value,)
+        found += [part for one in values for part in (f"--{name.replace('_', '-')}", str(one))]
+    return found

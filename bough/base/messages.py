@@ -50,6 +50,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
         pooling: a vector is wanted and no text; ``params`` mean nothing then.
         program: the program that the request belongs to; None: it is one by itself.
         lease: how long the prompt's KV is wanted.
+        unseen: what it generates reaches nobody and counts for nothing, as behind a prompt that is only scored.
     """
 
     rid: str
@@ -63,6 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     pooling: PoolingParams | None = None
     program: Program | None = None
     lease: Lease | None = None
+    unseen: bool = False
 
     @property
     def prompt(self) -> Ints:

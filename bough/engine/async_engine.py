@@ -348,6 +348,7 @@ class AsyncEngine:
                     reasoning=options.reasoning,
                     program=program,
                     lease=options.lease,
+                    unseen=options.unseen,
                 )
             )
         # They differ in nothing but their seed and their id, of which the last is the longest.

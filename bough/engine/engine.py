@@ -18,10 +18,10 @@ from bough.base.config import Config
 from bough.base.errors import BoughError, EngineError, InvalidRequest, Overloaded
 from bough.base.messages import Finish, Hello
 from bough.base.params import Pooling, PoolingParams, SamplingParams
+from bough.base.sglang_flags import translated
 from bough.engine.answer_type import as_constraint
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation
-from bough.engine.sglang_flags import translated
 
 T = TypeVar("T")
 Prompt = str | Sequence[int]

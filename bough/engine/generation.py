@@ -28,8 +28,8 @@ class GenerateOptions:
         rid: the client's id for the request; sequences get ``rid`` or ``rid-i``.
         interval: tokens of a sequence that are put together into one chunk, after its first one.
         prompt_text: the text of a prompt that is given as ids; what is computed ahead of ``program.after`` has its ids.
-        constraint, reasoning, program, lease: as in :class:`bough.base.messages.Request`; n sequences of a program
-            are a fork of it.
+        constraint, reasoning, program, lease, unseen: as in :class:`bough.base.messages.Request`; n sequences of a
+            program are a fork of it.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -46,6 +46,7 @@ class GenerateOptions:
     reasoning: Reasoning | None = None
     program: Program | None = None
     lease: Lease | None = None
+    unseen: bool = False
     prompt_text: str | None = None
 
 

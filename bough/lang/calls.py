@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -56,7 +57,7 @@ async def _once(
 ) -> tuple[Any, str, Any]:
     """(value, what is still to be appended to the text, meta) of one generation."""
     async with _within_budget(ex, params), recorded(ex, "generate", expr.name, line) as call:
-        if ex.stream and ex.shown is None:
+        if ex.stream and ex.shown is None and params.n == 1:  # several answers come whole, as a list
             text, meta = await _streamed(ex, expr, answer, params, call), ex.meta_info.get(expr.name)
             ex.program.spend(call.settle())
             return text if answer is None else answer.parse(text), "", meta
@@ -73,7 +74,8 @@ async def _once(
 
 
 def _asked(ex: StreamExecutor, call: Call, params: SglSamplingParams) -> Awaitable[Generated]:
-    return repeated(ex, call, lambda: ex.backend.agenerate(ex, params))
+    # A copy, since backends change what they are given.
+    return repeated(ex, call, lambda: ex.backend.agenerate(ex, copy.copy(params)))
 
 
 def _count(ex: StreamExecutor, call: Call, meta: Any) -> None:
@@ -105,12 +107,12 @@ async def _streamed(
         call.attempts += 1
         try:
             async with remaining(ex.program.seconds_left(), ex.program.retry.timeout):
-                async for piece, meta in ex.backend.agenerate_stream(ex, params):
+                async for piece, meta in ex.backend.agenerate_stream(ex, copy.copy(params)):
                     text += piece
                     ex.text_ += piece
                     ex.variables[name] = text
                     ex.meta_info[name] = meta
-                    call.follow(meta)
+                    call.follow(meta, shown=piece)
                     pieces.append((piece, meta))
                     ex.ring()
             return text
@@ -242,8 +244,14 @@ async def _pause(ex: StreamExecutor, attempt: int, error: Exception) -> None:
             raise limit from error
     if attempt + 1 >= retry.attempts or not _transient(error):
         raise error
-    asked = getattr(error, "retry_after", None)
-    await asyncio.sleep(retry.delay * 2**attempt if asked is None else asked)
+    asked, left = getattr(error, "retry_after", None), ex.program.seconds_left()
+    seconds = retry.delay * 2**attempt if asked is None else asked
+    if left is not None and seconds >= left:
+        raise LimitExceeded(
+            f"the program {ex.program.name} may take {ex.program.limits.seconds:g} s, "
+            f"and its next attempt is {seconds:g} s away"
+        ) from error
+    await asyncio.sleep(seconds)
 
 
 def _transient(error: Exception) -> bool:

@@ -6,6 +6,7 @@ What needs nobody else (text, roles, scopes) is done at once by whoever appends 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import sys
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Item = tuple[Any, Line | None]
+
+_tasks: set[asyncio.Task[None]] = set()
+"""Those under way; an event loop holds none that waits for what only its own state has."""
 
 _NAMED = (SglGen, SglSelect, SglAct, SglVarScopeBegin, SglSeparateReasoning)
 _MODEL = (SglGen, SglSelect, SglAct)
@@ -74,7 +78,7 @@ class StreamExecutor:
         self.default_sampling_para = default_sampling_para
         self.stream = stream
         self.program = program or Program("program")
-        self.program.members.add(self)
+        self.program.add(self)
 
         self.variables: dict[Any, Any] = {}
         self.variable_event: dict[Any, Signal] = {}
@@ -288,6 +292,17 @@ class StreamExecutor:
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(stop)
 
+    def drop(self) -> None:
+        """Nobody will append or ask any more. It is called wherever a state is collected: the loop does the rest."""
+        if self._busy or not self._ended:
+            with contextlib.suppress(RuntimeError):  # a loop that is closed has ended everything
+                self.loop.call_soon_threadsafe(self._dropped)
+
+    def _dropped(self) -> None:
+        self.end()
+        if self._busy:
+            self.cancel("its state was dropped")
+
     def fail(self, error: BaseException, node: Any, line: Line | None) -> None:
         """The state ends here. Whoever waits for anything of it is woken."""
         self.error_ = error
@@ -356,9 +371,11 @@ class StreamExecutor:
 
     def _start(self) -> None:
         self._task = self.loop.create_task(self._work(), context=self._context)
+        _tasks.add(self._task)
         self._task.add_done_callback(self._stopped)
 
     def _stopped(self, task: asyncio.Task[None]) -> None:
+        _tasks.discard(task)
         if task is not self._task:  # it came to rest
             return
         error = None if task.cancelled() else task.exception()  # None: before its first step

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
+import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -118,12 +121,28 @@ async def _decoded(answer: aiohttp.ClientResponse) -> Any:
     except msgspec.DecodeError:
         content = data.decode("utf-8", "replace")
     if answer.status != 200:
-        raise BackendError(content, answer.status, _seconds(answer.headers.get("Retry-After")))
+        raise BackendError(content, answer.status, retry_after(answer.headers))
     return content
 
 
-def _seconds(value: str | None) -> float | None:
-    try:
-        return None if value is None else max(0.0, float(value))
-    except ValueError:
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds that an answer asks to wait before the next attempt; None where it does not say.
+
+    ``Retry-After`` gives them, or a date; ``retry-after-ms``, which OpenAI's servers send beside it, is more exact.
+    """
+    with contextlib.suppress(KeyError, ValueError):
+        return _finite(float(headers["retry-after-ms"]) / 1000)
+    value = headers.get("retry-after")
+    if value is None:
         return None
+    with contextlib.suppress(ValueError):
+        return _finite(float(value))
+    with contextlib.suppress(ValueError):
+        return _finite(parsedate_to_datetime(value).timestamp() - time.time())
+    return None
+
+
+def _finite(seconds: float) -> float:
+    if not math.isfinite(seconds):
+        raise ValueError("no time")
+    return max(0.0, seconds)

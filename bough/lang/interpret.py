@@ -96,7 +96,7 @@ async def perform(ex: StreamExecutor, node: Any, line: Line | None) -> None:
         case SglCommitLazy():
             await calls.prefill(ex, line)
         case SglConcateAndAppend(states=states):
-            await _concatenate(ex, [state.stream_executor for state in states])
+            await _concatenate(ex, [state._executor for state in states])
         case SglSeparateReasoning():
             await _separate(ex, node.model_type, node.expr, line)
         case _:

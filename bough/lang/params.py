@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ Strings = str | Sequence[str]
 
 @dataclass
 class SglSamplingParams:
-    """In ``gen``, None means what the run says; a run has the defaults below."""
+    """In ``gen``, None means what the run says; a run has the defaults below.
+
+    ``value_schema`` is the JSON Schema of the plain value that ``regex`` stands for, for APIs without the latter.
+    """
 
     max_new_tokens: Any = 128
     min_new_tokens: Any = 0
@@ -40,6 +44,7 @@ class SglSamplingParams:
     json_schema: str | None = None
     dtype: Any = None
     regex: str | None = None
+    value_schema: dict[str, Any] | None = None
 
     def clone(self) -> SglSamplingParams:
         """A copy without ``dtype`` and ``regex``."""
@@ -57,6 +62,18 @@ class SglSamplingParams:
             "frequency_penalty": self.frequency_penalty,
             "presence_penalty": self.presence_penalty,
         }
+
+    def to_openai_extras(self) -> dict[str, Any]:
+        """What OpenAI's API has no words for, as a server of bough takes it there; without what says nothing."""
+        extras = {
+            name: getattr(self, name) for name in ("regex", "stop_token_ids", "stop_regex") if getattr(self, name)
+        }
+        if self.top_k > 0:
+            extras["top_k"] = self.top_k
+        for name, field in (("min_p", "min_p"), ("min_tokens", "min_new_tokens"), ("ignore_eos", "ignore_eos")):
+            if value := getattr(self, field):
+                extras[name] = value
+        return extras
 
     def to_vertexai_kwargs(self) -> dict[str, Any]:
         self._warn_of_regex("VertexAI")
@@ -110,7 +127,7 @@ LOGPROB_FIELDS = ("return_logprob", "logprob_start_len", "top_logprobs_num", "re
 
 def resolve(defaults: SglSamplingParams, given: SglSamplingParams, stop_str: Sequence[str]) -> SglSamplingParams:
     """The options of one generation: the run's, what ``gen`` says instead, and the template's stop texts."""
-    params = dataclasses.replace(defaults)
+    params = copy.copy(defaults)
     for name in NAMES:
         value = getattr(given, name)
         if value is not None:

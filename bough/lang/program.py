@@ -65,14 +65,17 @@ class Call:
     attempts: int = 0
     error: str = ""
     under_way: int = 0
-    """Tokens generated so far, for calls that may be stopped; only backends that see them coming count them."""
+    """Tokens generated so far, for calls that may be stopped, as far as they are seen coming."""
 
-    def follow(self, meta: dict[str, Any] | None) -> None:
-        """Note what ``meta`` says was used so far by a call that goes on."""
+    def follow(self, meta: dict[str, Any] | None, shown: str = "") -> None:
+        """Note what ``meta`` says was used so far by a call that goes on.
+
+        Where it does not say, ``shown``, a piece of a stream, is at least one token.
+        """
         meta = meta or {}
         self.prompt_tokens = int(meta.get("prompt_tokens") or self.prompt_tokens)
         self.cached_tokens = int(meta.get("cached_tokens") or self.cached_tokens)
-        self.under_way = int(meta.get("completion_tokens") or self.under_way)
+        self.under_way = int(meta.get("completion_tokens") or self.under_way + bool(shown))
 
     def settle(self) -> int:
         """The call that was followed is over; the number of tokens that it generated."""
@@ -117,6 +120,8 @@ class Program:
     _reserved: int = 0
     _waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = field(default_factory=list)
     _ended: bool = False
+    _unfinished: weakref.ref[StreamExecutor] | None = None
+    """A state that was not finished when last seen."""
 
     def begin(self, kind: str, name: str | None, line: Line | None, parent: str) -> Call:
         """Record the start of a call. Raises Cancelled or LimitExceeded where the program may not make it."""
@@ -191,9 +196,18 @@ class Program:
             for member in list(self.members):
                 member.cancel(reason)
 
+    def add(self, member: StreamExecutor) -> None:
+        """``member`` is a state of the program."""
+        self.members.add(member)
+        self._unfinished = self._unfinished or weakref.ref(member)
+
     def at_rest(self) -> bool:
         """Whether no state of the program has anything left to do."""
-        return all(member.is_finished for member in list(self.members))
+        found = self._unfinished and self._unfinished()  # asked by each of thousands of branches, when it ends
+        if found is None or found.is_finished:
+            found = next((member for member in list(self.members) if not member.is_finished), None)
+            self._unfinished = found and weakref.ref(found)
+        return found is None
 
     def end(self) -> bool:
         """True for the first who finds the program at rest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -16,6 +17,7 @@ from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError
 from bough.lang.params import SglSamplingParams
+from bough.lang.state import merge_meta_info
 from bough.lang.templates import ChatTemplate, ChatTemplateStyle
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def key_of(kind: str, s: StreamExecutor, asked: Any) -> str:
 
 def _asked(params: SglSamplingParams) -> dict[str, Any]:
     asked = dataclasses.asdict(params)
+    del asked["value_schema"]  # the regular expression says the same
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asked.items()}
 
 
@@ -78,8 +81,8 @@ class _Recorder(AsyncBackend):
     def get_model_name(self) -> str:
         return self._inner.get_model_name()
 
-    def _write(self, kind: str, key: str, prompt: str, result: Any) -> None:
-        line = _line({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result})
+    def _write(self, kind: str, key: str, prompt: str, result: Any, **more: Any) -> None:
+        line = _line({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result, **more})
         with self._lock, self._path.open("ab") as file:
             file.write(line)
 
@@ -92,11 +95,14 @@ class _Recorder(AsyncBackend):
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        key, prompt, pieces = key_of("stream", s, _asked(sampling_params)), s.text_, []
+        key, prompt, pieces = key_of("generate", s, _asked(sampling_params)), s.text_, []
         async for text, meta in self._inner.agenerate_stream(s, sampling_params):
             pieces.append([text, meta])
             yield text, meta
-        self._write("stream", key, prompt, pieces)
+        whole = "".join(text for text, _ in pieces)
+        metas = [meta for _, meta in pieces if meta]
+        merged = functools.reduce(merge_meta_info, metas) if metas else {}
+        self._write("generate", key, prompt, [whole, merged], pieces=pieces)
 
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
@@ -133,33 +139,37 @@ class _Replayer(AsyncBackend):
             self.chat_template = ChatTemplate(**{**{k: template[k] for k in known}, **changed})
         self.is_chat_model = head["is_chat_model"]
         self._name = head["model"]
-        self._said: dict[str, deque[Any]] = {}
+        self._said: dict[str, deque[dict[str, Any]]] = {}
         for entry in entries:
-            self._said.setdefault(entry["key"], deque()).append(entry["result"])
+            self._said.setdefault(entry["key"], deque()).append(entry)
 
     def get_model_name(self) -> str:
         return str(self._name)
 
-    def _take(self, key: str, s: StreamExecutor) -> Any:
+    def _take(self, key: str, s: StreamExecutor) -> dict[str, Any]:
         said = self._said.get(key)
         if not said:
             raise BackendError(f"the recording has no answer to this call behind {s.text_[-200:]!r}", 400)
-        return said.popleft()
+        return dict(said.popleft())
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        texts, meta = self._take(key_of("generate", s, _asked(sampling_params)), s)
+        texts, meta = self._take(key_of("generate", s, _asked(sampling_params)), s)["result"]
         return texts, meta
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        for text, meta in self._take(key_of("stream", s, _asked(sampling_params)), s):
-            yield text, meta
+        entry = self._take(key_of("generate", s, _asked(sampling_params)), s)
+        texts, meta = entry["result"]
+        whole = [(texts[0], meta[0]) if isinstance(texts, list) else (texts, meta)]
+        for piece, news in entry.get("pieces", whole):
+            yield piece, news
 
     async def aselect(
         self, s: StreamExecutor, choices: list[str], temperature: float, choices_method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
-        decision, meta = self._take(key_of("select", s, [choices, temperature, type(choices_method).__name__]), s)
+        entry = self._take(key_of("select", s, [choices, temperature, type(choices_method).__name__]), s)
+        decision, meta = entry["result"]
         return ChoicesDecision(decision, meta)
 
 
@@ -173,6 +183,7 @@ def record(path: str | Path, backend: Any = None) -> AsyncBackend:
 def replay(path: str | Path) -> AsyncBackend:
     """A backend that says what the file of a recording says, to the same calls; equal calls get their answers in order.
 
+    A stream says what was recorded without one in one piece, and the other way round a call gets the whole of a stream.
     A call that was not recorded, or not as often, fails with a BackendError. Raises ValueError, which names the line,
     for a file that is no recording, or was cut.
     """

@@ -89,7 +89,7 @@ async def arun_program(
         return state
     try:
         await work
-        await state.stream_executor.idle.reached()
+        await state._executor.idle.reached()
     except BaseException as error:
         state.cancel(_raised(error))
         raise
@@ -111,7 +111,7 @@ async def _stored(state: ProgramState, work: Any) -> None:
 
 def _fail(state: ProgramState, error: BaseException) -> None:
     """The body of ``state`` has raised ``error``, which nobody catches: its calls stop."""
-    state.stream_executor.fail(error, None, None)
+    state._executor.fail(error, None, None)
     state.cancel(_raised(error))
 
 
@@ -134,7 +134,7 @@ def new_state(
         as_backend(backend), arguments, default_sampling_para, None, stream, program.num_api_spec_tokens, use_thread,
         Program(name, limits=program.limits, retry=program.retry, habits=program.habits),
     )  # fmt: skip
-    return ProgramState(executor)
+    return ProgramState.holding(executor)
 
 
 def _body(
@@ -147,10 +147,10 @@ def _body(
             result = program.func(state, *args, **kwargs)
             if inspect.isawaitable(result):
                 work = result if inspect.iscoroutine(result) else _awaited(result)
-                result = wait_for(work, state.stream_executor.loop, "`await program.arun(...)`")
+                result = wait_for(work, state._executor.loop, "`await program.arun(...)`")
             state.ret_value = result
         finally:
-            state.stream_executor.end()
+            state._executor.end()
 
     return body
 
@@ -162,7 +162,7 @@ async def _abody(program: SglFunction, state: ProgramState, args: tuple[Any, ...
     try:
         state.ret_value = await program.func(state, *args, **kwargs)
     finally:
-        state.stream_executor.end()
+        state._executor.end()
 
 
 async def _awaited(result: Any) -> Any:
@@ -242,9 +242,9 @@ class _Batch:
                 body()
             except BaseException as error:
                 # A body that stopped because one of its calls failed has said nothing new.
-                if state.stream_executor.error_ is None:
+                if state._executor.error_ is None:
                     _fail(state, error)
-            state.stream_executor.idle.then(finished)
+            state._executor.idle.then(finished)
 
         self.pool.submit(contextvars.copy_context().run, work)
         return state, done

@@ -28,13 +28,33 @@ _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 class ProgramState:
     """A text that grows, with variables. ``s += ...`` appends; ``s["name"]`` waits for a variable and gives it.
 
+    When it is collected, what was appended and is not done yet is stopped; forks of it go on for themselves.
     In coroutines, ``await s.get("name")`` waits without blocking the event loop.
     """
 
     ret_value: Any = None
+    _alone = False
+    """Whether nobody else has the executor in hand, whose calls then end with the state."""
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
-        self.stream_executor = stream_executor
+        self._executor = stream_executor
+
+    @classmethod
+    def holding(cls, executor: StreamExecutor) -> ProgramState:
+        """A state that stops ``executor`` when it is collected."""
+        state = cls(executor)
+        state._alone = True
+        return state
+
+    def __del__(self) -> None:
+        if self._alone:
+            self._executor.drop()
+
+    @property
+    def stream_executor(self) -> StreamExecutor:
+        """What does the work. Whoever takes it may wait for it without the state, so it works on without it."""
+        self._alone = False
+        return self._executor
 
     @overload
     def system(self, expr: None = None) -> AbstractContextManager[None]: ...
@@ -78,18 +98,18 @@ class ProgramState:
         self._append(end)
 
     def _append(self, expr: Any) -> None:
-        self.stream_executor.submit(expr)
+        self._executor.submit(expr)
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         """``size`` states that go on from here, each for itself. Waits for what was appended before."""
-        copies = self.stream_executor.fork(size, position_ids_offset)
-        return ProgramStateGroup([ProgramState(copy) for copy in copies], self)
+        copies = self._executor.fork(size, position_ids_offset)
+        return ProgramStateGroup([ProgramState.holding(copy) for copy in copies], self)
 
     async def afork(self, size: int = 1) -> ProgramStateGroup:
         """As :meth:`fork`, without blocking."""
         await self.settled()
-        copies = self.stream_executor.copies(int(size))
-        return ProgramStateGroup([ProgramState(copy) for copy in copies], self)
+        copies = self._executor.copies(int(size))
+        return ProgramStateGroup([ProgramState.holding(copy) for copy in copies], self)
 
     @contextmanager
     def copy(self, position_ids_offset: list[int] | None = None) -> Iterator[ProgramState]:
@@ -102,41 +122,41 @@ class ProgramState:
 
     def text(self) -> str:
         """The whole text, when everything was done."""
-        return self.stream_executor.text()
+        return self._executor.text()
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages, as the OpenAI API has them."""
-        return self.stream_executor.messages()
+        return self._executor.messages()
 
     def sync(self) -> None:
         """Wait until everything that was appended is done."""
-        self.stream_executor.sync()
+        self._executor.sync()
 
     async def settled(self) -> ProgramState:
         """As :meth:`sync`, without blocking. Raises what ended the state early."""
-        await self.stream_executor.idle.reached()
-        if self.stream_executor.error_ is not None:
-            raise self.stream_executor.failure("the state is incomplete")
+        await self._executor.idle.reached()
+        if self._executor.error_ is not None:
+            raise self._executor.failure("the state is incomplete")
         return self
 
     def error(self) -> BaseException | None:
         """What ended the state early; None where nothing did."""
-        return self.stream_executor.error()
+        return self._executor.error()
 
     def report(self) -> Report:
         """What the program, with all its forks, has done so far and what it cost."""
-        return Report(self.stream_executor.program)
+        return Report(self._executor.program)
 
     def cancel(self, reason: str = "cancelled by the caller") -> None:
         """Stop the whole program that this state belongs to, and its calls on the server."""
-        self.stream_executor.program.cancel(reason)
+        self._executor.program.cancel(reason)
 
     async def get(self, name: Any) -> Any:
         """As ``s[name]``, without blocking."""
-        event = self.stream_executor.variable_event.get(name)
+        event = self._executor.variable_event.get(name)
         if event is not None:
             await event.reached()
-        return self.stream_executor.value_of(name)
+        return self._executor.value_of(name)
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text of the whole or of one variable as it comes, where the program streams; else all of it at once.
@@ -147,19 +167,19 @@ class ProgramState:
             if isinstance(change, tuple):
                 yield change[0]
             else:
-                block_on(change, self.stream_executor.loop, "`async for piece in s.text_async_iter(...)`")
+                block_on(change, self._executor.loop, "`async for piece in s.text_async_iter(...)`")
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """As :meth:`text_iter`, for coroutines; with ``return_meta_data``, (new text, meta information)."""
         for change in self._changes(var_name):
             if isinstance(change, tuple):
-                yield change if return_meta_data and var_name is not None and self.stream_executor.stream else change[0]
+                yield change if return_meta_data and var_name is not None and self._executor.stream else change[0]
             else:
                 await change.reached()
 
     def _changes(self, var_name: str | None) -> Iterator[Any]:
         """(new text, meta information), or a Signal to wait for."""
-        ex = self.stream_executor
+        ex = self._executor
         if ex.stream:
             yield from self._text_changes() if var_name is None else self._variable_changes(var_name)
             return
@@ -169,7 +189,7 @@ class ProgramState:
         yield (ex.text_ if var_name is None else ex.value_of(var_name)), None
 
     def _text_changes(self) -> Iterator[Any]:
-        ex, at = self.stream_executor, 0
+        ex, at = self._executor, 0
         while True:
             news, finished, shown = ex.news, ex.is_finished, ex.shown
             if text := ex.text_[at:shown]:
@@ -182,7 +202,7 @@ class ProgramState:
             raise ex.failure("the text is incomplete")
 
     def _variable_changes(self, name: str) -> Iterator[Any]:
-        ex, at, seen = self.stream_executor, 0, 0
+        ex, at, seen = self._executor, 0, 0
         pending: dict[str, Any] | None = None
         while True:
             news, finished = ex.news, ex.is_finished
@@ -214,7 +234,7 @@ class ProgramState:
 
         The last one is the value itself.
         """
-        ex, written, shown, seen = self.stream_executor, "", None, 0
+        ex, written, shown, seen = self._executor, "", None, 0
         for piece in self.text_iter(var_name) if ex.stream else ():
             pieces = [text for text, _ in ex.pieces[var_name][seen:]] if var_name in ex.pieces else [piece]
             seen += len(pieces)
@@ -232,14 +252,14 @@ class ProgramState:
         return self.text_async_iter()
 
     def get_var(self, name: Any) -> Any:
-        return self.stream_executor.get_var(name)
+        return self._executor.get_var(name)
 
     def set_var(self, name: Any, value: Any) -> None:
-        self.stream_executor.set_var(name, value)
+        self._executor.set_var(name, value)
 
     def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
         """What the backend said of a generation; None for an unknown name."""
-        return self.stream_executor.get_meta_info(name, timeout)
+        return self._executor.get_meta_info(name, timeout)
 
     def __iadd__(self, other: Any) -> ProgramState:
         if other is None:
@@ -254,7 +274,7 @@ class ProgramState:
         self.set_var(name, value)
 
     def __contains__(self, name: Any) -> bool:
-        return name in self.stream_executor.variables
+        return name in self._executor.variables
 
     def __repr__(self) -> str:
         return f"ProgramState({self.text()})"
@@ -309,7 +329,7 @@ class ProgramStateGroup:
         work = self._joining(mode, name, valid, key, until)
         while True:
             try:
-                block_on(next(work), self._source().stream_executor.loop, "`await forks.ajoin(...)`")
+                block_on(next(work), self._source()._executor.loop, "`await forks.ajoin(...)`")
             except StopIteration as end:
                 return list(end.value)
 
@@ -327,7 +347,7 @@ class ProgramStateGroup:
     ) -> Generator[Signal, None, Sequence[int]]:
         """What to wait for; in the end the numbers of the states that were taken."""
         source, everybody = self._source(), range(len(self.states))
-        executors = [state.stream_executor for state in self.states]
+        executors = [state._executor for state in self.states]
         if mode == "majority" and name is None:
             raise ValueError("a majority needs the name of the variable that it is of")
         if mode in ("first_valid", "majority", "predicate"):
@@ -338,8 +358,8 @@ class ProgramStateGroup:
                 winner = executors[taken[0]]
                 if winner.error_ is not None:
                     raise winner.failure("the state that was taken is incomplete")
-                source.stream_executor.variables.update(winner.variables)
-                source.stream_executor.meta_info.update(winner.meta_info)
+                source._executor.variables.update(winner.variables)
+                source._executor.meta_info.update(winner.meta_info)
         elif mode == "gather_variable":
             for executor in executors:
                 yield executor.idle
@@ -347,10 +367,10 @@ class ProgramStateGroup:
             taken = everybody
         elif mode == "concate_and_append":
             source += SglConcateAndAppend(self.states)
-            yield source.stream_executor.idle
-            if source.stream_executor.error_ is not None:
+            yield source._executor.idle
+            if source._executor.error_ is not None:
                 self.end()
-                raise source.stream_executor.failure("a state of the fork is incomplete")
+                raise source._executor.failure("a state of the fork is incomplete")
             taken = everybody
         else:
             raise ValueError(f"Invalid join mode: {mode}")
@@ -393,7 +413,7 @@ class ProgramStateGroup:
     def end(self) -> None:
         """Nothing more will be appended to any of the states."""
         for state in self.states:
-            state.stream_executor.end()
+            state._executor.end()
 
     def _source(self) -> ProgramState:
         assert self.src_state is not None, "a group that no fork made cannot be joined"
@@ -401,13 +421,13 @@ class ProgramStateGroup:
 
     def _gather(self, source: ProgramState, taken: Sequence[int]) -> None:
         gathered: dict[Any, list[Any]] = {}
-        before = source.stream_executor.variables
+        before = source._executor.variables
         for i in sorted(taken):
             state = self.states[i]
-            if state.stream_executor.error_ is not None:
+            if state._executor.error_ is not None:
                 self.end()
-                raise state.stream_executor.failure(f"state {i} of the fork is incomplete")
-            for name, value in state.stream_executor.variables.items():
+                raise state._executor.failure(f"state {i} of the fork is incomplete")
+            for name, value in state._executor.variables.items():
                 if name not in before:
                     gathered.setdefault(name, []).append(value)
         before.update(gathered)

@@ -25,8 +25,9 @@ _FLOAT = _INT + r"(?:\.[0-9]{1,17})?"
 class Answer:
     """How answers of one type are asked for and read.
 
-    Scalars, Enums and Literals are written plainly and constrained by a regular expression; everything else is JSON
-    and constrained by its schema. Raises TypeError for a type that has no schema.
+    Scalars, Enums and Literals are written plainly and constrained by a regular expression (:mod:`bough.lang.wrapping`
+    is for APIs that know none); everything else is JSON and constrained by its schema. Raises TypeError for a type
+    that has no schema.
     """
 
     def __init__(self, wanted: Any) -> None:
@@ -34,10 +35,13 @@ class Answer:
         self._plain = _plain_values(wanted)
         self.regex: str | None = None
         self.json_schema: str | None = None
+        self.value_schema: dict[str, Any] | None = None
         if self._plain is not None:
             self.regex = "|".join(re.escape(text) for text in sorted(self._plain, key=len, reverse=True))
+            self.value_schema = {"type": "boolean"} if wanted is bool else {"type": "string", "enum": [*self._plain]}
         elif wanted in (int, float):
             self.regex = _INT if wanted is int else _FLOAT
+            self.value_schema = {"type": "integer" if wanted is int else "number"}
         elif wanted is not str:
             self.json_schema = json.dumps(schema_of(wanted), ensure_ascii=False)
 
@@ -45,7 +49,7 @@ class Answer:
         """Make ``params`` ask for answers of this type."""
         params.dtype = None
         if self.regex is not None:
-            params.regex = f"({self.regex})"
+            params.regex, params.value_schema = f"({self.regex})", self.value_schema
         if self.json_schema is not None:
             params.json_schema = self.json_schema
 

@@ -9,13 +9,12 @@ stays in the cache, where the program's next request finds it.
 
 from __future__ import annotations
 
-from collections import deque
-
 import msgspec
 import numpy as np
 
 from bough.base.messages import Request
 from bough.base.plan import NO_ADAPTER
+from bough.base.shares import Shares
 from bough.kv.manager import KVManager
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.program_state import Ahead
@@ -24,8 +23,11 @@ from bough.scheduler.req import NO_ROW, Req, Status
 
 BESIDE = 4
 """Beside requests, one token is computed ahead for so many of theirs, and at least one."""
+ALONE_TOKENS = 16
+ALONE_SECONDS = 0.02
+"""A step without requests computes so many tokens, or what it can in that time: whoever arrives waits for its end."""
 WAITING = 256
-"""Most that wait; the oldest goes first."""
+"""Most that wait, of all tenants; whose tenant has most goes first, the oldest of it."""
 
 
 class Background:
@@ -35,7 +37,8 @@ class Background:
         self._kv = kv
         self._programs = programs
         self._adapters = adapters
-        self._waiting: deque[Req] = deque()
+        self._waiting: dict[int, Req] = {}  # by order, oldest first
+        self._shares: Shares[int] = Shares()
         self.running: Req | None = None
         """What has a row, unless it was stopped."""
         self._record: Ahead | None = None
@@ -44,28 +47,40 @@ class Background:
         return len(self._waiting) + (self.running is not None)
 
     def push(self, req: Req) -> None:
-        self._waiting.append(req)
+        self._waiting[req.order] = req
+        self._shares.put(req.request.namespace.tenant, req.order)
         if len(self._waiting) > WAITING:
-            self._waiting.popleft()
+            self._drop(self._waiting[self._shares.oldest()[1]])
+
+    def _drop(self, req: Req) -> None:
+        del self._waiting[req.order]
+        self._shares.pop(req.request.namespace.tenant, req.order)
 
     def clear(self) -> None:
         """Forget what waits."""
-        self._waiting.clear()
+        for req in list(self._waiting.values()):
+            self._drop(req)
+
+    @property
+    def alone(self) -> int:
+        """How many tokens a step without requests may compute."""
+        token_seconds = self._programs.costs.token_seconds
+        return max(ALONE_TOKENS, int(ALONE_SECONDS / token_seconds)) if token_seconds else ALONE_TOKENS
 
     def next(self) -> Req | None:
         """What to go on with, or to begin with."""
         if self.running is not None:
             return self.running
         while self._waiting:
-            req = self._waiting[0]
+            req = next(iter(self._waiting.values()))
             if self._wanted(req) and self._adapt(req):
                 return req
-            self._waiting.popleft()
+            self._drop(req)
         return None
 
     def began(self, req: Req, cached_len: int) -> None:
         """``req``, which waited, has a row."""
-        self._waiting.popleft()
+        self._drop(req)
         self.running = req
         assert req.program is not None
         req.cached_len = cached_len
@@ -90,7 +105,8 @@ class Background:
 
     def overtaken(self, request: Request) -> bool:
         """``request`` begins as what waits or runs here does, and goes on by itself; whether what runs has to stop."""
-        self._waiting = deque(req for req in self._waiting if not self._overtakes(request, req))
+        for req in [req for req in self._waiting.values() if self._overtakes(request, req)]:
+            self._drop(req)
         return self.running is not None and self._overtakes(request, self.running)
 
     def _overtakes(self, request: Request, req: Req) -> bool:

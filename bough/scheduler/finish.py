@@ -16,7 +16,7 @@ def stop_reason(req: Req, token: int, n_ids: int, eos_ids: tuple[int, ...]) -> F
     The rules in order: end-of-sequence and stop ids, stop strings and patterns, length. None but the last
     applies before ``min_tokens``; the text is fed to the stop matcher all the same. A program's budget comes first.
     """
-    program = req.program
+    program = None if req.request.unseen else req.program
     if program is not None and program.budget is not None:
         if program.spent >= program.budget:
             return OVER_BUDGET

@@ -336,10 +336,10 @@ class Planner:
         """Go on with what a program will append, with what the others of this plan have left of the budget."""
         background, rows = self._background, self._rows
         others = sum(len(tokens) for tokens in parts.tokens)
-        budget = min(budget, max(1, others // BESIDE) if others else budget)
+        budget = min(budget, max(1, others // BESIDE) if others else background.alone)
         req = background.next() if budget else None
-        if req is None:
-            return
+        if req is None or (not others and req.row != NO_ROW and rows.in_flight[req.row]):
+            return  # whoever arrives waits for one such step at most
         assert req.program is not None
         owner, admission = req.program.number, None
         if req.row == NO_ROW:

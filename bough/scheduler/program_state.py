@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 AHEAD = 64
 """Continuations computed ahead that a program may have unused; the oldest is forgotten first."""
 
+CALLS = 16
+"""Requests that a program is expected to make yet, where it does not say and has not made many more."""
+
 
 class Ahead:
     """Tokens of a namespace that were computed before anybody asked for them: ``start`` to ``end`` of ``ids``.
@@ -106,7 +109,7 @@ class ProgramState:
         """Tokens generated so far, as a budget counts them."""
         if self.budget is not None:
             return max(self.spent, self.generated)
-        return self.generated + sum(req.n_sent for req in self.reqs.values())
+        return self.generated + sum(req.n_generated for req in self.reqs.values())
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -120,14 +123,13 @@ class ProgramState:
 
     @property
     def expected(self) -> int:
-        """Tokens of service that are still to come.
+        """Tokens of service that are still to come: what a request of it has cost, times how many follow.
 
-        Where nobody said how many requests follow, as many as there were: of programs whose sizes differ by orders of
-        magnitude, one that has had much is likely to want much.
+        Where nobody said how many, ``CALLS``, and behind very many a quarter of what there were. What a call costs
+        differs by orders of magnitude between programs, and the calls before it tell; how many follow, they hardly do.
         """
-        if self.to_come is None:
-            return self.service
-        return (self.to_come + bool(self.reqs)) * self.service // self.calls
+        to_come = max(CALLS, self.calls // 4) if self.to_come is None else self.to_come + bool(self.reqs)
+        return to_come * self.service // max(1, self.calls - len(self.reqs))
 
 
 def before(one: ProgramState, other: ProgramState) -> bool:

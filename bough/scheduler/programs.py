@@ -4,8 +4,10 @@ A program takes a *seat* when a request of it is admitted and there is room for 
 that sit, and keeps the seat between its requests while the pause is worth it. So the KV of few programs stays in the
 cache instead of that of many being evicted in turn, which wins more on traces of agents than any order of eviction.
 Beyond that room it takes one where a row more saves more time than computing again what then does not fit.
-Who sits next is decided by the service that is still expected, in levels: what a program has attained (Luo et al. 2025,
-Autellix, arXiv 2502.13965), or where it says how many requests will follow, as many times what one has cost so far.
+Who sits next is decided by the service that is still expected, in levels: what a call of the program has cost so far,
+as often as it says that requests will follow, or else as often as of any other (shortest expected time first; Rothkopf
+1966, Scheduling with random service times). In traces of agents what a call costs differs much more between programs
+than how many they make; behind very many calls more are expected (Luo et al. 2025, Autellix, arXiv 2502.13965).
 
 Whoever has no envelope is a program of one request and needs no seat.
 """
@@ -64,6 +66,8 @@ class Programs:
         """What requests that have ended were granted, by rid; the loop puts it into their last outputs."""
         self.fork: tuple[int, str] = (0, "")
         """Program and fork of the branch that was admitted last: its siblings follow."""
+        self.single_last = False
+        """The request that was admitted last belongs to no program."""
         self.bounded: ProgramState | None = None
         """Whose budget was named by the arrival just now, for the requests that already run as well."""
         self.next_in_line: ProgramState | None = None
@@ -79,11 +83,13 @@ class Programs:
         self._former: dict[int, ProgramState] = {}  # ended ones whose last requests run on while others have their ids
         self._seated: dict[int, int] = {}  # what each seated program needs
         self._needed = 0
+        self._running: dict[int, Req] = {}  # requests of programs that have a row, by order
         self._count = self._ended = 0
         self._prompt_tokens = self._cached_tokens = 0
         self.prefetched = self._used = 0
         self._completions: list[float] = []
         self._leaving: list[tuple[float, int, ProgramState]] = []
+        self._due: list[tuple[float, int, ProgramState]] = []
         self._idle: Shares[str] = Shares()
         self._cancelled: dict[tuple[str, str], float] = {}
         self._cancels: Shares[str] = Shares()
@@ -127,6 +133,11 @@ class Programs:
             leaves, _, state = heapq.heappop(self._leaving)
             if state.leaves == leaves:
                 self.stand(state)
+        while self._due and self._due[0][0] <= now:
+            deadline, _, state = heapq.heappop(self._due)
+            if state.deadline == deadline:  # it is missed, and others may keep theirs
+                state.deadline = float("inf")
+                self._moved[state.number] = state
         if self.turn is not None and now >= self._turn_ends:
             self._end_turn()
 
@@ -169,7 +180,7 @@ class Programs:
             state.leaves = float("inf")
         state.priority = max(state.priority, named.priority)
         if named.deadline is not None:
-            state.deadline = min(state.deadline, self.now + named.deadline)
+            self._is_due(state, self.now + named.deadline)
         self.bounded = None
         if named.budget is not None:
             if state.budget is None:
@@ -185,12 +196,22 @@ class Programs:
         self._settle(state)
         return state
 
+    def _is_due(self, state: ProgramState, deadline: float) -> None:
+        """``state`` should be done by ``deadline``, until which that counts."""
+        state.deadline = deadline
+        heapq.heappush(self._due, (deadline, state.number, state))
+        if len(self._due) > 64 + 4 * len(self._states):
+            self._due = [(s.deadline, s.number, s) for s in self.states() if s.deadline < float("inf")]
+            heapq.heapify(self._due)
+
     def admitted(self, req: Req, cached_len: int) -> None:
         """``req`` got a row."""
         self.rows += 1
         state = req.program
+        self.single_last = state is None
         if state is None:
             return
+        self._running[req.order] = req
         named = req.request.program
         assert named is not None
         state.since = self.now
@@ -213,6 +234,7 @@ class Programs:
     def vacated(self, req: Req) -> None:
         """``req`` lost its row, and the cache has what it computed."""
         self.rows -= not req.background
+        self._running.pop(req.order, None)
         state = req.program
         if state is not None and self.find(*state.key) is not state and state.number not in self._former:
             self._claims.over(state.number)  # a row that was in flight outlived its program
@@ -272,8 +294,8 @@ class Programs:
         named = req.request.program
         assert named is not None
         del state.reqs[req.request.rid]
-        state.generated += req.n_sent
-        self.costs.answered(req.n_sent)
+        state.generated += req.n_generated
+        self.costs.answered(req.n_generated)
         state.spent = max(state.spent, state.generated)
         fullness = (req.n_prompt + req.n_sent / 2) / self._capacity
         self._serve(state, int(req.n_sent * (1 + MEMORY_WEIGHT * fullness)))
@@ -323,7 +345,7 @@ class Programs:
             waiting=len(state.reqs) - running,
             prompt_tokens=state.prompt,
             cached_tokens=state.cached,
-            generated_tokens=state.generated + sum(req.n_sent for req in state.reqs.values()),
+            generated_tokens=state.generated + sum(req.n_generated for req in state.reqs.values()),
             kept_tokens=self._claims.tokens(state.number),
             service=state.service,
             budget=None if state.budget is None else max(0, state.budget - state.spent),
@@ -398,10 +420,21 @@ class Programs:
         """
         need = int(GROWTH * state.held)
         over = self._needed + need - self._capacity
-        if not self._seated or over <= 0:
-            return True
+        return not self._seated or (self._pays(over, need) and self._pays(over + self._grown(), need))
+
+    def _pays(self, over: int, need: int) -> bool:
+        """One that needs so many tokens may sit where the pool has ``over`` too few then."""
         costs = self.costs
-        return min(over, need) * costs.token_seconds <= costs.gain(self.rows) and costs.token_seconds > 0
+        return over <= 0 or 0 < min(over, need) * costs.token_seconds <= costs.gain(self.rows)
+
+    def _grown(self) -> int:
+        """Tokens that the seated programs hold, with what they generate, beyond what they were taken to need."""
+        held: dict[int, int] = {}
+        for req in self._running.values():
+            state = req.program
+            if state is not None and state.seated:
+                held[state.number] = held.get(state.number, state.held) + req.n_sent
+        return sum(max(0, n - self._seated[number]) for number, n in held.items())
 
     def stand(self, state: ProgramState) -> None:
         """``state`` gives its seat up, and its turn."""

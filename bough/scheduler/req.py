@@ -78,6 +78,11 @@ class Req:
         return len(self.request.ids) // 4
 
     @property
+    def n_generated(self) -> int:
+        """Tokens that it has generated so far, as programs count them."""
+        return 0 if self.request.unseen else self.n_sent
+
+    @property
     def started(self) -> bool:
         """It has run before, so others may already be waiting for its tokens."""
         return self.cached_len >= 0

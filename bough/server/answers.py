@@ -174,10 +174,10 @@ def event(response: Response) -> bytes:
     return b"data: %b\n\n" % encode_json(response)
 
 
-def check_finish(finish: Finish) -> str:
-    """The finish reason of a sequence that ended well. Raises what the other ends mean."""
+def check_finish(finish: Finish, usage: Usage | None = None) -> str:
+    """The finish reason of a sequence that ended well. Raises what the other ends mean, an abort with its ``usage``."""
     if finish.kind not in ("stop", "length"):
-        raise finish_error(finish)
+        raise finish_error(finish, usage)
     return finish.kind
 
 

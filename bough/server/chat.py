@@ -284,7 +284,7 @@ async def _complete(job: _Job, body: ChatRequest) -> bytes:
                 if i == 0:
                     prompt_logprobs += chunk.prompt_logprobs or ()
                 if chunk.finish is not None:
-                    check_finish(chunk.finish)
+                    check_finish(chunk.finish, job.usage())
                     finishes[i] = chunk.finish
                 job.envelope.note(chunk.finish)
     job.envelope.choices = [

@@ -89,7 +89,7 @@ class _Job:
         self.tally.add(prompt, chunk)
         choice.prompt_logprobs += chunk.prompt_logprobs or ()
         if chunk.finish is not None:
-            check_finish(chunk.finish)
+            check_finish(chunk.finish, self.tally.usage())
             choice.finish = chunk.finish
             self.envelope.note(chunk.finish)
         return choice

@@ -89,17 +89,26 @@ class Aborted(BoughError):
     type = "aborted_error"
     code = "aborted"
 
+    def __init__(self, message: str, usage: object = None) -> None:
+        """``usage`` is what the request had used, where that is known."""
+        super().__init__(message)
+        self.usage = usage
 
-def finish_error(finish: Finish) -> BoughError:
-    """The end of a sequence that is neither ``stop`` nor ``length``, as an error."""
+
+def finish_error(finish: Finish, usage: object = None) -> BoughError:
+    """The end of a sequence that is neither ``stop`` nor ``length``, as an error; of an abort it has the ``usage``."""
     if finish.kind == "abort":
-        return Aborted(finish.message or "the request was aborted")
+        return Aborted(finish.message or "the request was aborted", usage)
     return error_of(finish)
 
 
 def error_fields(error: BoughError) -> dict[str, object]:
     """The JSON object of ``error``: nested for OpenAI's clients, flat for the others."""
-    nested = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    nested: dict[str, object] = {
+        "message": error.message, "type": error.type, "param": error.param, "code": error.code,
+    }  # fmt: skip
+    if isinstance(error, Aborted) and error.usage is not None:
+        nested["usage"] = error.usage
     return {
         "error": nested,
         "object": "error",

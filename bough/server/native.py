@@ -69,8 +69,6 @@ class _Sequence:
     prompt: PromptIds
     options: GenerateOptions
     rid: str
-    silent: bool
-    """Nothing was to be generated; what the engine generates for its logprobs is not shown."""
     texts: list[str] = field(default_factory=list)
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -84,7 +82,7 @@ class _Sequence:
         self.logprobs += chunk.logprobs or ()
         self.logprobs_seen += len(chunk.logprobs or ())
         self.prompt_logprobs += chunk.prompt_logprobs or ()
-        if not self.silent:
+        if not self.options.unseen:
             self.text += chunk.text
             self.tokens += chunk.tokens
 
@@ -119,11 +117,11 @@ async def generate(call: Call, body: GenerateRequest) -> Answer:
     work, sequences = [], []
     rids = _rids(body, len(prompts))
     for i, prompt in enumerate(prompts):
-        options, silent = _options(call.service, call.engine, body, i, prompt, rids[i])
+        options = _options(call.service, call.engine, body, i, prompt, rids[i])
         options = thoughtful(options, body, call, prompt.ids, bool(body.require_reasoning))
         work.append((prompt.ids, options))
         for rid in sequence_rids([options]):
-            sequences.append(_Sequence(prompt, options, rid, silent))
+            sequences.append(_Sequence(prompt, options, rid))
     if len({options.n for _, options in work}) > 1:
         raise InvalidRequest("n must be the same for all prompts of a batch", param="n")
     if len(sequences) > call.service.limits.sequences:
@@ -177,15 +175,15 @@ def _each(value: T | list[T] | None, i: int) -> T | None:
 
 def _options(
     service: Service, engine: AsyncEngine, body: GenerateRequest, i: int, prompt: PromptIds, rid: str
-) -> tuple[GenerateOptions, bool]:
-    """(options of the i-th prompt, whether what it generates stays unseen)."""
+) -> GenerateOptions:
+    """Options of the i-th prompt."""
     sampling = _each(body.sampling_params, i) or NativeSampling()
     refuse_unsupported(sampling, UNSUPPORTED_NATIVE_SAMPLING)
     params = _params(service, engine, sampling, prompt)
-    silent = params.max_tokens == 0
+    unseen = params.max_tokens == 0
     if _each(body.return_logprob, i):
         params = _with_logprobs(params, body, i, len(prompt.ids))
-    elif silent:  # a forward over the prompt that reports nothing
+    elif unseen:  # a forward over the prompt that reports nothing
         params = msgspec.structs.replace(params, prompt_logprobs=0, logprob_start=len(prompt.ids))
     adapters = [name or "" for name in body.lora_path] if isinstance(body.lora_path, list) else body.lora_path
     options = GenerateOptions(
@@ -204,9 +202,10 @@ def _options(
         interval=at_least_one("stream_interval", sampling.stream_interval, service.limits.stream_buffer_tokens),
         program=_each(body.program, i),
         lease=lease_of(_each(body.lease, i)),
+        unseen=unseen,
         prompt_text=prompt.text,
     )
-    return options, silent
+    return options
 
 
 def _with_logprobs(params: SamplingParams, body: GenerateRequest, i: int, n_prompt: int) -> SamplingParams:
@@ -337,7 +336,7 @@ def _kept(job: _Job, sequence: _Sequence) -> dict[str, int | str]:
 def _finish_reason(finish: Finish, sequence: _Sequence) -> dict[str, Any]:
     if finish.kind == "abort":
         return {"type": "abort", "message": finish.message or "aborted", "status_code": None, "err_type": None}
-    if finish.kind == "length" or sequence.silent:
+    if finish.kind == "length" or sequence.options.unseen:
         return {"type": "length", "length": len(sequence.tokens)}
     matched = finish.matched
     if matched is None and sequence.tokens:

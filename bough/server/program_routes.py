@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -18,6 +19,8 @@ from bough.server.service import Flight, Service
 
 LISTED, MOST_LISTED = 20, 1000
 """Programs on a page unless it is asked for more, and at most."""
+LOOK_SECONDS = 0.05
+"""Until an end looks again whether the requests that came before it have reached the engine."""
 
 
 class Programs:
@@ -27,8 +30,18 @@ class Programs:
         self._service = service
 
     async def listing(self, request: Request) -> Response:
-        """GET /v1/programs: those that have requests, and the latest of those that may come back."""
-        entries = [_shown(found) for found in await self._ask("programs", request)]
+        """GET /v1/programs: those that have requests, and the latest of those that may come back.
+
+        The newest are those whose first requests are still read here.
+        """
+        coming: dict[str, list[Flight]] = {}
+        for flight in self._service.arriving(request.scope["state"]["principal"].tenant):
+            for name in sorted(flight.programs):
+                coming.setdefault(name, []).append(flight)
+        found = await self._ask("programs", request)
+        known = {info.id for info in found}
+        found += [_unread(name, flights) for name, flights in coming.items() if name not in known]
+        entries = [_shown(info) for info in found]
         return as_json(page(request, entries, default=LISTED, most=MOST_LISTED))
 
     async def retrieve(self, request: Request) -> Response:
@@ -44,8 +57,21 @@ class Programs:
         return as_json(_shown(found))
 
     async def end(self, request: Request) -> Response:
-        """POST /v1/programs/{id}/end: no more requests will come; those that there are finish."""
-        return await self._close("end_program", request)
+        """POST /v1/programs/{id}/end: no more requests will come; those that there are finish.
+
+        Those that are still read here are the program's too, so it is answered when they are in the engine, or refused.
+        """
+        coming = self._arriving(request)
+        while True:
+            if not any(flight.programs for flight in coming):
+                try:
+                    return await self._close("end_program", request)
+                except NotFound:
+                    if not coming:
+                        raise
+                    if not any(self._service.flies(flight) for flight in coming):
+                        return _closed("end_program", request)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def cancel(self, request: Request) -> Response:
         """POST /v1/programs/{id}/cancel: all its requests stop, in whatever state they are."""
@@ -61,7 +87,8 @@ class Programs:
 
     def _arriving(self, request: Request) -> list[Flight]:
         tenant = request.scope["state"]["principal"].tenant
-        return self._service.arriving(tenant, request.path_params["program_id"])
+        name = request.path_params["program_id"]
+        return [flight for flight in self._service.arriving(tenant) if name in flight.programs]
 
     async def _close(self, op: ControlOp, request: Request) -> Response:
         name = request.path_params["program_id"]

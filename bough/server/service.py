@@ -49,7 +49,7 @@ class Flight:
     """One HTTP request that does work: its sequences in the engine and the connection it answers on.
 
     ``blocked_since`` is set while a write waits for a client that does not read. ``programs`` are those that its
-    envelopes name, until the engine is told; ``cancelled`` the one of them that was cancelled before.
+    envelopes name, until the engine is told or they end; ``cancelled`` the one of them that was cancelled before.
     """
 
     request_id: str
@@ -180,13 +180,18 @@ class Service:
             yield flight
         finally:
             del self._flights[flight]
+            flight.programs = frozenset()
             self._give_back(flight)
             for rid in flight.rids:
                 self._rids.pop(rid, None)
 
-    def arriving(self, tenant: str, program: str) -> list[Flight]:
-        """Requests of a program that the engine does not know of yet, oldest first; their texts may be long."""
-        return [flight for flight in self._flights if flight.tenant == tenant and program in flight.programs]
+    def flies(self, flight: Flight) -> bool:
+        """``flight`` is not over."""
+        return flight in self._flights
+
+    def arriving(self, tenant: str) -> list[Flight]:
+        """Requests of programs that the engine does not know of yet, oldest first; their texts may be long."""
+        return [flight for flight in self._flights if flight.tenant == tenant and flight.programs]
 
     def admit(self, flight: Flight, rids: list[str], tokens: int) -> None:
         """Take the sequences ``rids``, which may come to ``tokens`` tokens, on behalf of ``flight``.

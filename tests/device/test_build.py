@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_two_processes_build_one_library(fresh: Path, monkeypatch: pytest.Monkey
     found = library.load().library
     assert found is not None and str(found.path) in paths
     assert found.digest() == build.source_digest()
+
+
+def test_a_compiler_that_takes_too_long_ends_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held, wrapper = tmp_path / "held", tmp_path / "compiler"
+    os.mkfifo(held)
+    wrapper.write_text(f"#!/bin/sh\n(cat < {held})\nexit 1\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.5)
+    with pytest.raises(build.BuildError, match="took longer"):
+        build.compile_library(tmp_path / "kernels.so")
+    with pytest.raises(OSError, match="No such device"):
+        os.open(held, os.O_WRONLY | os.O_NONBLOCK)  # nobody reads it any more
 
 
 def test_without_a_compiler_torch_takes_over(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,24 +127,50 @@ def test_a_program_is_cancelled_as_one(server: Server) -> None:
         http.post("/v1/programs/other/end").raise_for_status()
 
 
-def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Server) -> None:
+@contextmanager
+def unread(server: Server, name: str) -> Iterator[tuple[httpx.Client, Future[httpx.Response]]]:
+    """The first request of the program ``name`` is being tokenised, with texts that take long."""
     with httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(1) as pool:
-        assert http.post("/v1/programs/early/cancel").status_code == 404
-        coming = pool.submit(
-            generate, http, ["the cat sat on the mat and " * 150 + str(i) for i in range(250)], id="unread"
-        )
+        texts = ["the cat sat on the mat and " * 150 + str(i) for i in range(250)]
+        coming = pool.submit(generate, http, texts, tokens=1, id=name)
 
         def seen() -> bool:
-            return coming.done() or http.get("/v1/programs/unread").status_code == 200
+            return coming.done() or http.get(f"/v1/programs/{name}").status_code == 200
 
         wait_for(seen)
         assert not coming.done()
-        shown = http.get("/v1/programs/unread").raise_for_status().json()
+        shown = http.get(f"/v1/programs/{name}").raise_for_status().json()
         assert (shown["status"], shown["calls"], shown["prompt_tokens"]) == ("active", 1, 0)
-        assert http.post("/v1/programs/unread/cancel").raise_for_status().json()["status"] == "cancelled"
+        assert listed(http, limit=1) == [name]
+        yield http, coming
+
+
+def test_a_program_is_ended_while_its_first_request_is_tokenised(server: Server) -> None:
+    with unread(server, "ending") as (http, coming):
+        ended = sample(http, 'bough_programs_ended_total{policy="program"}')
+        assert http.post("/v1/programs/ending/end").raise_for_status().json()["status"] == "ended"
+        assert coming.result().status_code == 200
+        assert "ending" not in listed(http)
+        assert sample(http, 'bough_programs_ended_total{policy="program"}') == ended + 1
+
+
+def test_a_program_is_ended_whose_first_request_is_refused(server: Server) -> None:
+    with unread(server, "refused") as (http, coming), ThreadPoolExecutor(1) as pool:
+        end = pool.submit(http.post, "/v1/programs/refused/end")
+        http.post("/v1/programs/refused/cancel").raise_for_status()
+        assert end.result().raise_for_status().json()["status"] == "ended"
+        assert coming.result().status_code == 400
+        assert "refused" not in listed(http)
+
+
+def test_a_program_is_cancelled_while_its_first_request_is_tokenised(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        assert http.post("/v1/programs/early/cancel").status_code == 404
+    with unread(server, "stopped") as (http, coming):
+        assert http.post("/v1/programs/stopped/cancel").raise_for_status().json()["status"] == "cancelled"
         answered = coming.result()
         assert (answered.status_code, answered.json()["error"]["code"]) == (400, "program_cancelled")
-        assert http.get("/v1/programs/unread").status_code == 404
+        assert http.get("/v1/programs/stopped").status_code == 404
         late = generate(http, "hello", id="early")
         refused = late.json()["error"]
         assert (late.status_code, refused["param"], refused["code"]) == (400, "program.id", "program_cancelled")
@@ -178,13 +206,25 @@ def test_ends_and_cancels_of_the_language_reach_the_server(server: Server, kind:
 
 @sgl.function
 def long_answers(s: Any, n: int) -> None:
-    s += "the cat" + sgl.gen("a", max_tokens=LONG, ignore_eos=True, n=n)
+    s += sgl.user("the cat") + sgl.assistant(sgl.gen("a", max_tokens=LONG, ignore_eos=True, n=n))
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_call_that_is_cancelled_counts_what_the_server_generated(server: Server, n: int, begun: bool) -> None:
-    backend = sgl.RuntimeEndpoint(server.url)
+@pytest.mark.parametrize(
+    ("kind", "n", "begun"),
+    [
+        *(("endpoint", n, begun) for n in (1, 2) for begun in (True, False)),
+        ("chat", 2, True),
+        ("chat", 1, False),
+        ("completions", 1, True),
+    ],
+)
+def test_a_call_that_is_cancelled_counts_what_the_server_generated(
+    server: Server, kind: str, n: int, begun: bool
+) -> None:
+    backend: Any = sgl.RuntimeEndpoint(server.url)
+    if kind != "endpoint":
+        url = f"{server.url}/v1"
+        backend = sgl.OpenAI("tiny", is_chat_model=kind == "chat", base_url=url, api_key="none")
     before = server.quiet()["generated_tokens"]
     state = long_answers.run(n, backend=backend)
     if begun:
@@ -195,6 +235,41 @@ def test_a_call_that_is_cancelled_counts_what_the_server_generated(server: Serve
     assert cost.generated == cost.wasted == server.quiet()["generated_tokens"] - before < n * LONG
     assert not begun or (cost.generated > 0 and cost.computed > 0 and state.report().calls[0].error)
     backend.shutdown()
+
+
+def test_a_report_counts_all_that_the_server_computed(server: Server) -> None:
+    """What is computed before the choices of a select or the branches of a fork, too."""
+
+    @sgl.function
+    def choose(s: Any) -> None:
+        s += "the dog saw a bird in the tree and then " * 8 + sgl.select("c", ["sat", "ran", "slept on"])
+        s += sgl.gen("a", max_tokens=2)
+        forks = s.fork(3)
+        forks += sgl.gen("b", max_tokens=3)
+        forks.join()
+
+    names = [f"bough_programs_{name}_tokens_total" for name in ("prompt", "cached")]
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        before = [sample(http, name) for name in names]
+        state = choose.run(backend=sgl.RuntimeEndpoint(server.url))
+        all_is_told(state)
+        prompt, cached = (sample(http, name) - n for name, n in zip(names, before))
+    total = state.report().total
+    assert (total.computed, total.reused) == (prompt - cached, cached)
+
+
+def test_what_only_scores_leaves_the_budget_alone(server: Server) -> None:
+    @sgl.function(limits=sgl.Limits(tokens=6))
+    def choose(s: Any) -> None:
+        s += "the cat" + sgl.select("c", ["sat", "ran", "slept", "ate", "saw", "hid", "fled"])
+        s += sgl.gen("a", max_tokens=5, ignore_eos=True)
+
+    state = choose.run(backend=sgl.RuntimeEndpoint(server.url))
+    assert state.get_meta_info("a")["completion_tokens"] == 5
+    body = {"text": "the cat", "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+    answer = httpx.post(f"{server.url}/generate", json=body | {"program": {"id": "scorer", "budget": 5}}, timeout=60)
+    told = answer.raise_for_status().json()["meta_info"]
+    assert len(told["output_token_logprobs"]) == 1 and (told["completion_tokens"], told["program"]["budget"]) == (0, 5)
 
 
 def test_tenants_see_their_own_programs(tiny_model: Path, tmp_path: Path) -> None:
@@ -226,6 +301,9 @@ def test_answers_say_what_was_granted(server: Server) -> None:
     headers = {"x-bough-program": "told"}
     *_, last = client.completions.create(model="tiny", prompt="x", max_tokens=3, stream=True, extra_headers=headers)
     assert last.model_extra is not None and last.model_extra["program"]["generated"] > 0
+    body = {"model": "tiny", "messages": messages, "stream": False, "options": {"num_predict": 3}}
+    ollama = httpx.post(f"{server.url}/api/chat", json=body, headers=headers, timeout=60).raise_for_status().json()
+    assert ollama["program"]["generated"] > last.model_extra["program"]["generated"]
     plain = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3)
     assert "program" not in (plain.model_extra or {})
 
@@ -239,10 +317,16 @@ def test_a_breakpoint_is_leased_and_what_follows_is_not(server: Server) -> None:
     }  # fmt: skip
     with httpx.Client(base_url=server.url, timeout=60) as http:
         before = sample(http, "bough_leased_tokens")
-        usage = http.post("/v1/messages", json=body).raise_for_status().json()["usage"]
-        prompt = usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+        answer = http.post("/v1/messages", json=body).raise_for_status().json()
+        usage, lease = answer["usage"], answer["program"]["lease"]
+        assert usage["cache_creation_input_tokens"] == lease["tokens"] - usage["cache_read_input_tokens"] > 100
+        prompt = lease["tokens"] + usage["input_tokens"]
         grown = sample(http, "bough_leased_tokens") - before
-        assert 100 < grown < prompt - 100
+        assert 100 < grown == lease["tokens"] < prompt - 100
+        streamed = http.post("/v1/messages", json={**body, "stream": True}).raise_for_status().text
+        delta = next(json.loads(line[6:]) for line in streamed.splitlines() if '"message_delta"' in line[6:])
+        assert delta["delta"]["program"]["lease"]["tokens"] == lease["tokens"]
+        assert delta["usage"]["cache_creation_input_tokens"] == 0 < delta["usage"]["cache_read_input_tokens"]
 
 
 AFTER = "\nObservation: the tool has looked at every page and this is what it says about the cat. "

@@ -1,4 +1,4 @@
-"""Record what SGLang's own frontend does in the cases of ``programs.py`` and ``quirks.py``.
+"""Record what SGLang's own frontend does in the cases of ``programs.py``, ``branches.py`` and ``quirks.py``.
 
 ``python -m tests.lang.record FOLDER`` needs an unpacked wheel of SGLang in FOLDER; its engine is not imported.
 """
@@ -15,7 +15,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-from . import quirks as quirks  # adds its cases to the others
+from . import branches as branches  # add their cases to the others
+from . import quirks as quirks
 from .programs import CASES
 from .stub import serving
 

@@ -99,6 +99,19 @@ def test_openai_completions(server: Server) -> None:
     assert "".join(complete.run(backend=backend, temperature=0, stream=True).text_iter("a")) == state["a"]
 
 
+def test_a_server_of_bough_is_told_what_openai_has_no_words_for(server: Server) -> None:
+    @sgl.function
+    def asked(s: Any) -> None:
+        s += sgl.user("x") + sgl.assistant(
+            sgl.gen("a", max_tokens=9, top_k=1, min_p=0.5, ignore_eos=True, min_tokens=2)
+        )
+        s += sgl.user("y") + sgl.assistant(sgl.gen("b", regex="[0-9]{3}", stop_regex="x+", stop_token_ids=[1]))
+
+    twice = [asked.run(backend=openai(server)) for _ in range(2)]
+    assert twice[0]["a"] == twice[1]["a"] and twice[0].get_meta_info("a")["completion_tokens"] == 9
+    assert twice[0]["b"].isdigit() and len(twice[0]["b"]) == 3
+
+
 def test_openai_errors(server: Server) -> None:
     wrong = sgl.OpenAI("other", base_url=server.url + "/v1", api_key="none", max_retries=0)
     error = chat.run("x", backend=wrong).error()
@@ -323,8 +336,10 @@ def test_azure(server: Server) -> None:
 
 
 def test_runtime(tiny_model: Path) -> None:
-    with pytest.warns(UserWarning, match="disable_cuda_graph means nothing"):
-        runtime = sgl.Runtime(model_path=str(tiny_model), max_total_tokens=512, disable_cuda_graph=True)
+    with pytest.warns(UserWarning, match="'tp_size': one engine is one worker, of one device; it is left out"):
+        runtime = sgl.Runtime(
+            model_path=str(tiny_model), max_total_tokens=512, prefetch="off", tp_size=2, disable_radix_cache=True
+        )  # fmt: skip
     try:
         assert runtime.pid is not None and runtime.endpoint.request("GET", "/health") is not None
         assert isinstance(chat.run("the cat", backend=runtime, temperature=0)["a"], str)
@@ -335,7 +350,14 @@ def test_runtime(tiny_model: Path) -> None:
             return "".join([text async for text in runtime.async_generate("the cat", params)])
 
         assert asyncio.run(streamed()) == whole
-        assert asyncio.run(runtime.get_server_info())["model"]["path"] == runtime.endpoint.get_model_name()
+        info = asyncio.run(runtime.get_server_info())
+        config = info["config"]
+        assert info["model"]["path"] == runtime.endpoint.get_model_name()
+        assert (config["kv"]["pool_tokens"], config["kv"]["cache"], config["schedule"]["prefetch"]) == (
+            512,
+            "none",
+            "off",
+        )
     finally:
         runtime.shutdown()
     runtime.shutdown()

@@ -108,6 +108,7 @@ def test_a_stream_that_is_cut_is_no_answer(backend: Any, cut: list[Any], whole: 
             heard.extend(state.text_iter("a"))
         error = state.error()
         assert isinstance(error, BackendError) and error.transient
+        assert state.report().total.wasted == 1  # the piece that was shown
         assert chat.run(backend=client, stream=True)["a"] == "hello"  # at the second attempt
         assert isinstance(chat.run(backend=client, stream=True).error(), BackendError)
         client.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -79,9 +80,10 @@ def test_several_samples(engine: sgl.Engine, endpoint: sgl.RuntimeEndpoint) -> N
     def samples(s: Any) -> None:
         s += "the cat" + sgl.gen("x", max_tokens=3, n=3, ignore_eos=True)
 
-    for backend in (engine, endpoint):
-        state = samples.run(backend=backend, temperature=1.0)
-        assert len(state["x"]) == 3 and state.text() == "the cat" + state["x"][0]
+    for backend, stream in itertools.product((engine, endpoint), (False, True)):
+        state = samples.run(backend=backend, temperature=1.0, stream=stream)
+        assert "".join(state.text_iter()) == state.text() == "the cat" + state["x"][0]
+        assert len(state["x"]) == 3 == len(state.get_meta_info("x"))
 
 
 def test_batches(engine: sgl.Engine) -> None:

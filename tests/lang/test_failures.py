@@ -14,7 +14,8 @@ import bough as sgl
 from bough.lang.backends.base import AsyncBackend, BaseBackend
 from bough.lang.errors import BackendError, Cancelled
 
-from .test_beyond import Gated, two
+from .test_beyond import two
+from .test_joining import Gated
 
 
 class Flaky(BaseBackend):

@@ -53,14 +53,19 @@ MODULES = {
 """What the programs that are in use import."""
 
 LOOK = """
-import importlib, json, sys
+import importlib.util, json, sys
 import bough.compat.sglang
 bough.compat.sglang.install()
 wanted, missing = json.loads(sys.argv[1]), []
 for module, names in wanted.items():
     found = importlib.import_module(module)
+    assert importlib.util.find_spec(module) is found.__spec__
+    starred = {}
+    exec(f"from {module} import *", starred)
     missing += [f"{module}.{name}" for name in names.split() if not hasattr(found, name)]
+    missing += [f"{module}: *: {name}" for name in names.split() if name[0] != "_" and name not in starred]
 import sglang as sgl
+assert importlib.reload(sgl) is sgl
 from sglang import global_config
 from sglang.lang.interpreter import ProgramState
 assert global_config is sgl.lang.global_config.global_config

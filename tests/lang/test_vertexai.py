@@ -6,6 +6,7 @@ import importlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -28,7 +29,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         self.server.asked.append((self.path.partition("?")[0].rpartition("/")[2], body))
-        answer = json.dumps([ANSWER, ANSWER] if "stream" in self.path else ANSWER).encode()
+        said = json.loads(json.dumps(ANSWER))
+        if "responseMimeType" in body["generationConfig"]:
+            said["candidates"][0]["content"]["parts"] = [{"text": '{"value": 7, "n": 7}'}]
+        answer = json.dumps([said, said] if "stream" in self.path else said).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(answer)))
@@ -89,3 +93,28 @@ def test_streams(asked: list[tuple[str, dict[str, Any]]]) -> None:
     state = plain.run(backend=sgl.VertexAI("gemini-pro", safety_settings=None), stream=True)
     assert list(state.text_iter("answer")) == ["Oslo", "Oslo"]
     assert state.error() is None and asked[0][0] == "gemini-pro:streamGenerateContent"
+
+
+def test_several_answers_are_several_calls(asked: list[tuple[str, dict[str, Any]]]) -> None:
+    state = plain.run(n=3, backend=sgl.VertexAI("gemini-pro"))
+    assert state["answer"] == ["Oslo"] * 3 and len(asked) == 3
+    assert state.report().total.generated == 3 and state.report().total.computed == 9
+
+
+@dataclass
+class Room:
+    n: int
+    name: str | None = None
+
+
+def test_types_are_sent_as_a_schema(asked: list[tuple[str, dict[str, Any]]]) -> None:
+    @sgl.function
+    def typed(s: Any, wanted: Any) -> None:
+        s += "q" + sgl.gen("answer", type=wanted)
+
+    backend = sgl.VertexAI("gemini-pro")
+    assert typed.run(int, backend=backend)["answer"] == 7
+    assert typed.run(Room, backend=backend)["answer"] == Room(7)
+    plain_value, room = (body["generationConfig"] for _, body in asked)
+    assert plain_value["responseSchema"]["required"] == ["value"]
+    assert room["responseMimeType"] == "application/json" and "responseSchema" not in room  # which may be null

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from bough.base.errors import NotFound
-from bough.base.messages import Control, Namespace, Request
+from bough.base.messages import Control, Namespace, Prefetch, Request
 from bough.base.program import Program
 from bough.base.shares import Shares
+from bough.scheduler import background as background_module
 from bough.scheduler import programs as programs_module
 from bough.scheduler.programs import Programs
 from tests.sim.planted import Bug, planted
@@ -119,6 +121,25 @@ def test_programs_with_a_budget_are_forgotten_last() -> None:
         w.run()
     known = [state.key[1] for state in w.scheduler._programs.states()]
     assert known == ["budget", *(f"p{k}" for k in range(2 * BOUND + 1, 3 * BOUND))]
+
+
+def test_a_flood_takes_nobody_elses_place_among_what_waits_to_be_computed_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(background_module, "WAITING", BOUND)
+    w = World(policy="program", eviction="program", cells=256)
+    names = [("a", "mine"), *(("b", f"p{k}") for k in range(3 * BOUND))]
+    for tenant, id in names:
+        w.submit(call(tenant, id))
+        w.run()
+    for k, (tenant, _) in enumerate(names):
+        ids = np.array([1, 2, 3, k + 4, 5, 6, 7], dtype="<i4").tobytes()
+        w.scheduler.receive(Prefetch(ids, Namespace(tenant=tenant), names[k][1]))
+    waiting = [req.request for req in w.scheduler._background._waiting.values()]
+    assert [r.namespace.tenant for r in waiting] == ["a", *"b" * (BOUND - 1)]
+    assert [r.prompt[3] for r in waiting[1:]] == [k + 4 for k in range(len(names))][1 - BOUND :]
+    w.run()
+    assert not w.scheduler._background and len(w.scheduler._programs.states()[0].ahead) == 1
 
 
 MOST = "max(self._owned, key=lambda name: self._owned[name].size)"

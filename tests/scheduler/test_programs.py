@@ -47,6 +47,21 @@ def test_a_fork_computes_its_prefix_once_and_is_admitted_together() -> None:
     assert sum(reader.n_cached for reader in w.readers.values()) == 7 * 40
 
 
+@pytest.mark.parametrize("fork", ["", "wide"])
+def test_programs_and_requests_of_none_are_admitted_by_turns(fork: str) -> None:
+    """Neither waits for the other's queue to be empty, be the program seated, or a fork of it half admitted."""
+    w = world(max_running=1)
+    named = {"fork": fork, "width": 12} if fork else {}
+    w.submit(*(call(f"p{i}", [1, 2, i + 3], id="p", **named) for i in range(12)))
+    w.step()
+    w.submit(*(call(f"s{i}", [50 + i, 3]) for i in range(4)))
+    ended: list[str] = []
+    while len(ended) < 16:
+        w.step()
+        ended += [rid for rid, reader in w.readers.items() if reader.finish is not None and rid not in ended]
+    assert [rid[0] for rid in ended] == [*"pspspspsp", *"p" * 7]
+
+
 def test_programs_beyond_the_pool_wait_until_a_seat_is_free() -> None:
     w = world(cells=256, step_tokens=256)
     w.submit(*(call(f"{name}0", [k + 1] * 100, id=name, pause=0.0, tokens=20) for k, name in enumerate("abc")))
@@ -245,12 +260,13 @@ def test_a_sibling_that_comes_after_the_cancel_is_refused() -> None:
 
 @pytest.mark.parametrize("declared", [False, True])
 def test_who_says_that_little_is_left_goes_first(declared: bool) -> None:
-    """Without a word, a program that has had much is taken to want much."""
+    """Without a word, a program whose calls cost much is taken to want much."""
     w = world(cells=256, max_running=1)
 
     def ask(name: str, turn: int, to_come: int) -> Request:
         said = {"next_uses": to_come} if declared else {}
-        return call(f"{name}{turn}", [ord(name) - 90] * 100 + [turn + 10] * 20, id=name, pause=0.0, **said)
+        prompt = [ord(name) - 90] * 20 + [turn + 10] * (100 if name == "a" else 20)
+        return call(f"{name}{turn}", prompt, id=name, pause=0.0, **said)
 
     for turn in range(8):
         w.submit(ask("a", turn, 8 - turn))
@@ -286,6 +302,23 @@ def ahead(w: World, name: str, prompt: list[int], tenant: str = "") -> None:
     ids = np.array(prompt, dtype="<i4").tobytes()
     w.scheduler.receive(Prefetch(ids, Namespace(tenant=tenant), name))
     w.run()
+
+
+def test_whoever_arrives_waits_for_one_short_step_of_what_is_computed_ahead() -> None:
+    """Alone on the device it computes a few decode steps' worth at a time, and queues nothing behind that."""
+    cost = Cost(step=0.005, token=0.001, row=0.001)
+    w = world(step_tokens=512, depth=1, cost=cost)
+    w.submit(call("p", [1] * 100, tokens=1, id="p"))
+    w.run()
+    ids = np.array([1] * 100 + w.readers["p"].tokens + [5] * 200, dtype="<i4").tobytes()
+    w.scheduler.receive(Prefetch(ids, Namespace(), "p"))
+    taken = []
+    while not w.scheduler.idle:
+        before = w.device.computed_tokens
+        w.step()
+        taken.append(w.device.computed_tokens - before)
+        assert len(w.scheduler._in_flight) <= 1
+    assert sum(taken) >= 200 and 16 <= max(taken) <= 20
 
 
 def test_what_was_computed_ahead_is_found_by_what_stands_before_it() -> None:
@@ -366,3 +399,17 @@ def test_a_late_budget_binds_what_runs(budget: int, generated: int) -> None:
     assert sum(len(reader.tokens) for reader in w.readers.values()) == generated
     new = w.readers["new"].finish
     assert new is not None and new.kind == ("error" if generated == 500 else "length")
+
+
+def test_a_deadline_counts_until_it_has_passed() -> None:
+    w = world(max_running=1, cost=Cost(1.0, 0.0, 0.0))
+    w.submit(call("running", [1, 2, 3], id="r", tokens=8))
+    w.step()
+    w.submit(call("missed", [4, 5], id="m", deadline=0.02), call("later", [6, 7], id="l", deadline=100.0))
+    w.submit(call("renewed", [8, 9], id="n", deadline=200.0), call("urgent", [8, 9, 9], id="n", deadline=50.0))
+    w.now += 0.05
+    ended: list[str] = []
+    while not w.scheduler.idle:
+        w.step()
+        ended += [rid for rid, reader in w.readers.items() if reader.finish is not None and rid not in ended]
+    assert ended == ["running", "renewed", "urgent", "later", "missed"]

@@ -124,6 +124,8 @@ def test_an_aborted_request_is_an_error_that_clients_know() -> None:
             with pytest.raises(openai.BadRequestError) as aborted:
                 await whole
             assert aborted.value.code == "aborted" and len(slow.client.seen) == 1  # nobody tried again
+            said: Any = aborted.value.body
+            assert said["usage"]["prompt_tokens"] > 0 and said["usage"]["completion_tokens"] >= 0
 
     with running_server(0.01) as slow:
         asyncio.run(main(slow))

@@ -14,6 +14,7 @@ from bough.kv.radix import RadixTree
 from bough.scheduler.finish import OVER_BUDGET
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.program_policy import ProgramPolicy, fork_of
+from bough.scheduler.program_state import ProgramState
 from bough.scheduler.programs import CANCELLED_SECONDS, GROWTH
 from bough.scheduler.req import Req
 
@@ -244,7 +245,12 @@ class Ledger:
         state = req.program
         if state is not None and not state.seated and programs.rows and programs._seated:
             own, costs = int(GROWTH * state.held), programs.costs
-            lost = own + sum(int(GROWTH * s.held) for s in programs.states() if s.seated) - self._kv.capacity
+            lost = own + sum(_needed(s) for s in programs.states() if s.seated) - self._kv.capacity
             won = costs.answer * costs.step_seconds / (programs.rows + 1)
             pays = 0.0 < min(lost, own) * costs.token_seconds <= won
             require(lost <= 0 or pays, "I21 seats", "{} entered and there is no room", req.request.rid)
+
+
+def _needed(state: ProgramState) -> int:
+    """Tokens that a seat is taken to need, at least those of the latest prompt and of what is being generated."""
+    return max(int(GROWTH * state.held), state.held + sum(req.n_sent for req in state.reqs.values() if req.row >= 0))

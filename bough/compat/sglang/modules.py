@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -70,15 +72,11 @@ MODULES: dict[str, dict[str, str]] = {
 class _Alias(ModuleType):
     """A module whose names are looked up where they live, when they are first used."""
 
-    def __init__(self, name: str, homes: dict[str, str]) -> None:
-        super().__init__(name, f"bough under the name of {name}.")
-        self.__path__: list[str] = []
-        self._homes = homes
-
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name not in self._homes:
-            raise AttributeError(name)
-        home = self._homes.get(name, self._homes.get("*"))
+        homes = MODULES[self.__name__]
+        if name == "__all__":
+            return _public(homes)
+        home = homes.get(name, None if name.startswith("__") else homes.get("*"))
         if home is None:
             raise AttributeError(f"bough has no {self.__name__}.{name}")
         try:
@@ -89,21 +87,40 @@ class _Alias(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *(name for name in self._homes if name != "*")})
+        return sorted({*super().__dir__(), *_public(MODULES[self.__name__])})
+
+
+def _public(homes: dict[str, str]) -> list[str]:
+    """The names that ``from module import *`` binds."""
+    names = [name for name in homes if not name.startswith("_") and name != "*"]
+    if "*" in homes:
+        home = vars(importlib.import_module(homes["*"]))
+        names += [name for name, value in home.items() if name[0] != "_" and not isinstance(value, ModuleType)]
+    return names
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the modules of :data:`MODULES` before any other finder."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Alias(spec.name, f"bough under the name of {spec.name}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: names are looked up when they are used."""
 
 
 def install() -> ModuleType:
     """Make ``sglang`` and its modules importable as bough, and return it. An installed SGLang is hidden by it."""
-    for name, homes in MODULES.items():
-        if isinstance(sys.modules.get(name), _Alias):
-            continue
-        module = _Alias(name, homes)
-        sys.modules[name] = module
-        parent, _, child = name.rpartition(".")
-        if parent:
-            setattr(sys.modules[parent], child, module)
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+        for name in [name for name in sys.modules if name.partition(".")[0] == "sglang"]:
+            del sys.modules[name]
+    for name in MODULES:
+        importlib.import_module(name)
     # A name that is also a module's: `from sglang import global_config` means the object.
     top = sys.modules["sglang"]
     vars(top)["global_config"] = importlib.import_module("bough.lang.config").global_config
-    vars(top)["__all__"] = [name for name in _TOP if name != "__version__"]
     return top

@@ -15,6 +15,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -128,7 +129,10 @@ def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> di
         target = folder / f"{name}.o"
         command = [*compiler, *COMMON_FLAGS, *VARIANTS[name], f"-DBOUGH_TABLE=kernels_{name}"]
         command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        # A group of its own: the compiler proper is the driver's child, and would outlive it.
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         running[name] = (process, target)
     built, complaint = {}, ""
     try:
@@ -143,8 +147,8 @@ def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> di
     finally:
         for process, _ in running.values():
             if process.poll() is None:
-                process.kill()
-                process.wait()
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
     if "generic" not in built:
         raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
     return built

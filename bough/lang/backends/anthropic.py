@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated, several
 from bough.lang.errors import BackendError
-from bough.lang.http import CUT
+from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import get_chat_template
 from bough.lang.waiting import close_with, default_loop
+from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -26,6 +27,7 @@ class Anthropic(AsyncBackend):
 
         self.model_name = model_name
         self.chat_template = get_chat_template("claude")
+        kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
         self.client: Any = anthropic.AsyncAnthropic(*args, **kwargs)
         self._finalizer = close_with(self, self.client.close, default_loop())
 
@@ -37,18 +39,22 @@ class Anthropic(AsyncBackend):
         return self.model_name
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        wrapped = wrap(s, sampling_params)
         request = self._request(s, sampling_params)
 
         async def once() -> tuple[str, Any]:
             answer = await self._call(self.client.messages.create(**request))
-            return "".join(block.text for block in answer.content if block.type == "text"), _meta(answer.usage)
+            text = "".join(block.text for block in answer.content if block.type == "text")
+            return unwrapped(text) if wrapped else text, _meta(answer.usage)
 
         return await several(sampling_params.n, once)
 
-    async def agenerate_stream(
-        self, s: StreamExecutor, sampling_params: SglSamplingParams
-    ) -> AsyncIterator[tuple[str, Any]]:
-        request = self._request(s, sampling_params)
+    def agenerate_stream(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> AsyncIterator[tuple[str, Any]]:
+        wrapped = wrap(s, sampling_params)
+        pieces = self._pieces(self._request(s, sampling_params))
+        return in_one_piece(pieces) if wrapped else pieces
+
+    async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
         complete = False
         async with await self._call(self.client.messages.create(stream=True, **request)) as events:
             async for event in events:
@@ -81,7 +87,7 @@ class Anthropic(AsyncBackend):
         try:
             return await request
         except anthropic.APIStatusError as error:
-            raise BackendError(error.message, error.status_code) from error
+            raise BackendError(error.message, error.status_code, retry_after(error.response.headers)) from error
         except anthropic.APIConnectionError as error:
             raise BackendError(str(error)) from error
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
+from bough.lang.backends.aborting import aborting
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod, Rows, decide, mean_logprob
 from bough.lang.config import global_config
@@ -27,10 +28,6 @@ PREFILL = {"max_new_tokens": 0}
 LEAST = 256
 """Characters that are sent again sooner than they are named."""
 COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens")
-ABORT_SECONDS = 5.0
-"""How long a call that was cancelled waits to be told what it had generated."""
-UNKNOWN_SECONDS = 0.02
-"""A request that the server does not know may be on its way there; so soon is it aborted again."""
 
 
 class RuntimeEndpoint(AsyncBackend):
@@ -191,7 +188,9 @@ class RuntimeEndpoint(AsyncBackend):
         self, s: StreamExecutor, choices: list[str], method: ChoicesSamplingMethod
     ) -> ChoicesDecision:
         if self.wants_text(s):
-            await self.acommit_lazy_operations(s)
+            meta = await self.acommit_lazy_operations(s)
+            if s.current is not None:
+                s.current.count(meta)
         texts = [s.text_ + choice for choice in choices]
         ids = (await self._after(s, "/tokenize", {"prompt": [s.text_, *texts]}))["tokens"]
         prompts, starts = scored_prompts(ids[0], ids[1:], method)
@@ -220,29 +219,18 @@ class RuntimeEndpoint(AsyncBackend):
 
     async def _aborting(self, s: StreamExecutor, path: str, body: dict[str, Any]) -> Any:
         """As :meth:`_after`. When cancelled, aborts the request by its name and counts what it had generated."""
-        body["rid"] = uuid.uuid4().hex
-        work = asyncio.ensure_future(self._after(s, path, body))
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError:
-            if not work.cancelling():  # else the event loop is ending
-                await self._abort(s, body["rid"], work)
-            raise
-        finally:
-            work.cancel()
-        return work.result()
 
-    async def _abort(self, s: StreamExecutor, rid: str, work: asyncio.Task[Any]) -> None:
-        """Abort a request, whose answer says what it had generated; wait for that no longer than is sensible."""
-        with suppress(BackendError, TimeoutError):
-            async with asyncio.timeout(ABORT_SECONDS):
-                while not work.done():
-                    told = await self._http.request("POST", "/abort_request", {"rid": rid})
-                    await asyncio.wait({work}, timeout=None if told["aborted"] else UNKNOWN_SECONDS)
+        async def abort() -> bool:
+            return bool((await self._http.request("POST", "/abort_request", {"rid": body["rid"]}))["aborted"])
+
+        def told(work: asyncio.Task[Any]) -> None:
             found = work.result()
             metas = [one["meta_info"] for one in (found if isinstance(found, list) else [found])]
             if s.current is not None:
                 s.current.follow({name: sum(meta[name] for meta in metas) for name in COUNTED})
+
+        body["rid"] = uuid.uuid4().hex
+        return await aborting(self._after(s, path, body), abort, told)
 
     def _body(self, s: StreamExecutor, params: SglSamplingParams, *, stream: bool = False) -> dict[str, Any]:
         apply_dtype(params)

@@ -108,7 +108,6 @@ class EngineBackend(AsyncBackend):
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        sampling_params.n = 1
         seen = 0
         async with aclosing(self._open(s, sampling_params)) as chunks:
             async for chunk in chunks:

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from bough.lang.backends.base import AsyncBackend, Generated, several
 from bough.lang.errors import BackendError
+from bough.lang.http import retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
+from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
 
 
 class LiteLLM(AsyncBackend):
-    """A model by its name in LiteLLM, which must be installed."""
+    """A model by its name in LiteLLM, which must be installed.
+
+    It repeats nothing unless ``max_retries`` or ``litellm.num_retries`` says so, since programs do.
+    """
 
     def __init__(
         self,
@@ -41,7 +46,7 @@ class LiteLLM(AsyncBackend):
             "organization": organization,
             "base_url": base_url,
             "timeout": timeout,
-            "max_retries": litellm.num_retries if max_retries is None else max_retries,
+            "max_retries": (litellm.num_retries or 0) if max_retries is None else max_retries,
             "default_headers": default_headers,
         }
 
@@ -49,19 +54,24 @@ class LiteLLM(AsyncBackend):
         return self.model_name
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
+        wrapped = wrap(s, sampling_params)
         request = self._request(s, sampling_params)
 
         async def once() -> tuple[str, Any]:
             with _translated():
                 answer = await self._litellm.acompletion(**request)
-            return answer.choices[0].message.content or "", _meta(getattr(answer, "usage", None))
+            text = answer.choices[0].message.content or ""
+            return unwrapped(text) if wrapped else text, _meta(getattr(answer, "usage", None))
 
         return await several(sampling_params.n, once)
 
-    async def agenerate_stream(
-        self, s: StreamExecutor, sampling_params: SglSamplingParams
-    ) -> AsyncIterator[tuple[str, Any]]:
-        request = self._request(s, sampling_params) | {"stream": True, "stream_options": {"include_usage": True}}
+    def agenerate_stream(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> AsyncIterator[tuple[str, Any]]:
+        wrapped = wrap(s, sampling_params)
+        pieces = self._pieces(self._request(s, sampling_params))
+        return in_one_piece(pieces) if wrapped else pieces
+
+    async def _pieces(self, request: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+        request |= {"stream": True, "stream_options": {"include_usage": True}}
         with _translated():
             async for event in await self._litellm.acompletion(**request):
                 if event.choices and (text := event.choices[0].delta.content) is not None:
@@ -88,7 +98,9 @@ def _translated() -> Iterator[None]:
     except openai.APIError as error:
         # It gives a status to errors that had none, and that of a server's error to connections that failed.
         reached = not isinstance(error, openai.APIConnectionError) and "Connection error" not in error.message
-        raise BackendError(error.message, int(getattr(error, "status_code", 0)) if reached else 0) from error
+        status = int(getattr(error, "status_code", 0)) if reached else 0
+        headers = getattr(error, "litellm_response_headers", None) or {}
+        raise BackendError(error.message, status, retry_after(headers)) from error
 
 
 def _meta(usage: Any) -> dict[str, int]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from bough.lang.backends.aborting import aborting
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
-from bough.lang.http import CUT
+from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
 from bough.lang.waiting import close_with, default_loop
+from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
     from bough.lang.executor import StreamExecutor
@@ -42,12 +46,16 @@ class TokenUsage:
             return {}
         self.prompt_tokens += usage.prompt_tokens
         self.completion_tokens += usage.completion_tokens
-        details = getattr(usage, "prompt_tokens_details", None)
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-            "cached_tokens": getattr(details, "cached_tokens", None) or 0,
-        }
+        return _counts(usage)
+
+
+def _counts(usage: Any) -> dict[str, int]:
+    details = getattr(usage, "prompt_tokens_details", None)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": getattr(details, "cached_tokens", None) or 0,
+    }
 
 
 class OpenAI(AsyncBackend):
@@ -76,6 +84,7 @@ class OpenAI(AsyncBackend):
         super().__init__()
         import openai
 
+        kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
         self.client: Any = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
         self._finalizer = close_with(self, self.client.close, default_loop())
         self.model_name = model_name
@@ -104,28 +113,59 @@ class OpenAI(AsyncBackend):
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
         if sampling_params.dtype is not None:
             return await self._of_dtype(s, sampling_params)
+        wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
-        answer = await self._call(self._api.create(**self._prompt(s), **kwargs))
-        return self._texts(answer), self.token_usage.add(answer.usage)
+        answer = await self._answer(s, kwargs)
+        return self._texts(answer, unwrapped if wrapped else str), self.token_usage.add(answer.usage)
+
+    async def _answer(self, s: StreamExecutor, kwargs: dict[str, Any], **prompt: Any) -> Any:
+        """The answer to a request. When cancelled, a server of bough is asked what it had generated."""
+        name = uuid.uuid4().hex
+        if self._told:
+            kwargs["extra_body"]["rid"] = name
+        request = self._call(self._api.create(**(prompt or self._prompt(s)), **kwargs))
+        if not self._told:
+            return await request
+
+        async def abort() -> bool:
+            url = str(self.client.base_url).rstrip("/").removesuffix("/v1") + "/abort_request"
+            found = await self._call(self.client.post(url, body={"rid": name}, cast_to=object))
+            return bool(found["aborted"])
+
+        def told(work: asyncio.Task[Any]) -> None:
+            error = work.exception()
+            usage = work.result().usage if error is None else _usage_of(error)
+            if s.current is not None:
+                s.current.follow(self.token_usage.add(usage))
+
+        return await aborting(request, abort, told)
 
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
         if sampling_params.dtype is not None:
             raise ValueError(f"Unknown dtype: {sampling_params.dtype}")
-        kwargs = await self._kwargs(s, sampling_params)
-        kwargs |= {"stream": True, "stream_options": {"include_usage": True}}
+        wrapped = await self._wrapped(s, sampling_params)
+        pieces = self._pieces(s, await self._kwargs(s, sampling_params))
+        async for piece in in_one_piece(pieces) if wrapped else pieces:
+            yield piece
+
+    async def _pieces(self, s: StreamExecutor, kwargs: dict[str, Any]) -> AsyncIterator[tuple[str, Any]]:
+        options = {"include_usage": True, **({"continuous_usage_stats": True} if self._told else {})}
+        kwargs |= {"stream": True, "stream_options": options}
         complete = False
         with _translated():
             async with await self._api.create(**self._prompt(s), **kwargs) as events:
                 async for event in events:
+                    usage, text, meta = event.usage, "", {}
                     if event.choices:
                         choice = event.choices[0]
                         complete = complete or choice.finish_reason is not None
-                        yield (choice.delta.content if self.is_chat_model else choice.text) or "", {}
-                    if event.usage is not None:
-                        complete = complete or not event.choices  # the last event
-                        yield "", self.token_usage.add(event.usage)
+                        text = (choice.delta.content if self.is_chat_model else choice.text) or ""
+                    if usage is not None:
+                        complete = complete or not event.choices  # it is the last event
+                        meta = _counts(usage) if self._told and event.choices else self.token_usage.add(usage)
+                    yield text, meta
         if not complete:
             raise BackendError(CUT)
 
@@ -179,6 +219,9 @@ class OpenAI(AsyncBackend):
             )
         return {"messages": s.messages_}
 
+    async def _wrapped(self, s: StreamExecutor, params: SglSamplingParams) -> bool:
+        return self.is_chat_model and not await self._is_told() and wrap(s, params)
+
     async def _kwargs(self, s: StreamExecutor, params: SglSamplingParams) -> dict[str, Any]:
         extra: dict[str, Any] = {}
         told = await self._is_told()
@@ -186,7 +229,7 @@ class OpenAI(AsyncBackend):
             extra["program"] = s.envelope()
             if self.is_chat_model:
                 extra["program"].pop("after", None)  # behind the template's own text, which the server adds
-            extra |= {name: value for name in ("regex",) if (value := getattr(params, name)) is not None}
+            extra |= params.to_openai_extras()
             params.regex = None
         kwargs = params.to_openai_kwargs()
         # Reasoning models count their thoughts, and the name of the bound says so.
@@ -206,7 +249,12 @@ class OpenAI(AsyncBackend):
         """Whether the server is bough's, and so takes envelopes."""
         if self._told is None:
             try:
-                self._told = any(model.owned_by == "bough" for model in (await self.client.models.list()).data)
+                listed = await self._call(self.client.models.list())
+                self._told = any(model.owned_by == "bough" for model in listed.data)
+            except BackendError as error:
+                if error.transient:  # which the call itself will say, and the next one asks again
+                    return False
+                self._told = False
             except Exception:  # a server without a list of models
                 self._told = False
         return self._told
@@ -221,13 +269,13 @@ class OpenAI(AsyncBackend):
             kwargs |= {"stop": [" "], "logit_bias": self._digits()}
         else:
             raise ValueError(f"Unknown dtype: {params.dtype}")
-        answer = await self._call(self.client.completions.create(prompt=before, **kwargs))
+        answer = await self._answer(s, kwargs, prompt=before)
         texts = self._texts(answer)
         meta = self.token_usage.add(answer.usage)
         return ([quote + t + quote for t in texts] if isinstance(texts, list) else quote + texts + quote), meta
 
-    def _texts(self, answer: Any) -> str | list[str]:
-        texts = [(c.message.content if self.is_chat_model else c.text) or "" for c in answer.choices]
+    def _texts(self, answer: Any, read: Callable[[str], str] = str) -> str | list[str]:
+        texts = [read((c.message.content if self.is_chat_model else c.text) or "") for c in answer.choices]
         return texts[0] if len(texts) == 1 else texts
 
     async def _call(self, request: Any) -> Any:
@@ -249,6 +297,15 @@ class OpenAI(AsyncBackend):
         return {str(i): 100 for i in [*ids[:BIASED_TOKENS], tokenizer.eot_token]}
 
 
+def _usage_of(error: BaseException) -> Any:
+    """What a request that was aborted had used; None where its error does not say."""
+    from openai.types import CompletionUsage
+
+    said = getattr(error.__cause__, "body", None)
+    usage = said.get("usage") if isinstance(said, dict) else None
+    return usage and CompletionUsage.model_validate(usage)
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     """What the client raises in here as a BackendError."""
@@ -257,7 +314,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except openai.APIStatusError as error:
-        raise BackendError(error.message, error.status_code) from error
+        raise BackendError(error.message, error.status_code, retry_after(error.response.headers)) from error
     except openai.APIConnectionError as error:
         raise BackendError(str(error)) from error
 

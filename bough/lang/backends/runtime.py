@@ -13,24 +13,12 @@ from contextlib import aclosing
 from threading import Timer
 from typing import Any
 
+from bough.base.cli import arguments_of
+from bough.base.sglang_flags import translated
 from bough.lang.backends.endpoint import RuntimeEndpoint
 from bough.lang.http import HttpClient
 
 _ANNOUNCED = re.compile(r" at (http://\S+)/v1")
-
-_FLAGS = {
-    "host": "--host",
-    "port": "--port",
-    "context_length": "--context-length",
-    "mem_fraction_static": "--memory-share",
-    "max_running_requests": "--max-running",
-    "max_total_tokens": "--pool-tokens",
-    "page_size": "--page-size",
-    "schedule_policy": "--policy",
-    "api_key": "--api-key",
-    "served_model_name": "--served-name",
-}
-"""SGLang's arguments -> flags of ``bough serve``."""
 
 
 class ServerArgs:
@@ -47,7 +35,8 @@ class Runtime:
     Args:
         log_level: ``error`` keeps the server's messages to itself.
         launch_timeout: seconds until the server must be ready.
-        args, kwargs: SGLang's server arguments, ``model_path`` first; those that mean nothing here are warned of.
+        args, kwargs: SGLang's server arguments, ``model_path`` first, or flags of ``bough serve`` as keywords; what
+            means nothing here is warned of.
 
     Raises RuntimeError where the server does not start.
     """
@@ -58,10 +47,13 @@ class Runtime:
         kwargs.setdefault("port", 0)
         command = [sys.executable, "-m", "bough.cli.main", "serve", *([str(model)] if model else [])]
         for name, value in kwargs.items():
-            if name in _FLAGS:
-                command += [_FLAGS[name], str(value)]
-            elif value:
-                warnings.warn(f"{name} means nothing to this runtime", stacklevel=2)
+            try:
+                options = translated({"path": model, name: value})
+                del options["path"]
+                command += arguments_of(options)
+            except TypeError as error:
+                if value:
+                    warnings.warn(f"{error}; it is left out", stacklevel=2)
         errors = subprocess.DEVNULL if log_level == "error" else None
         self._process: subprocess.Popen[str] | None = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True

@@ -50,17 +50,22 @@ class Growing:
                 self._matched = choice.matched_stop if isinstance(choice.matched_stop, int | str) else None
         return events
 
-    def end(self, usage: Usage, warnings: list[str]) -> list[Event]:
-        """The chat has ended well; ``warnings`` name what of its constraint was not enforced."""
+    def end(self, usage: Usage, warnings: list[str], program: dict[str, Any] | None) -> list[Event]:
+        """The chat has ended well; ``warnings`` name what of its constraint was not enforced.
+
+        ``program`` is what its program and lease were granted.
+        """
         message = self.message
         if warnings:
             message["warnings"] = warnings
+        if program is not None:
+            message["program"] = program
         events = self._close()
         message["stop_reason"] = self._stop_reason(usage)
         if message["stop_reason"] == "stop_sequence":
             message["stop_sequence"] = self._matched
-        message["usage"] = _usage(usage)
-        told = ("stop_reason", "stop_sequence", "parse_error", "warnings")
+        message["usage"] = _usage(usage, (program or {}).get("lease"))
+        told = ("stop_reason", "stop_sequence", "parse_error", "warnings", "program")
         delta = {name: message[name] for name in told if name in message}
         return [
             *events, {"type": "message_delta", "delta": delta, "usage": message["usage"]}, {"type": "message_stop"}
@@ -135,12 +140,14 @@ class Growing:
         return [self._delta("input_json_delta", "partial_json", encode_json(block["input"]).decode()), stop]
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    """Tokens from the cache are not among the input tokens, as in Anthropic's usage."""
+def _usage(usage: Usage, lease: dict[str, Any] | None = None) -> dict[str, int]:
+    """Tokens from the cache, and those that ``lease`` keeps there from now on, are not among the input tokens, as in
+    Anthropic's usage."""
     cached = usage.prompt_tokens_details.cached_tokens
+    created = max(0, lease["tokens"] - cached) if lease else 0
     return {
-        "input_tokens": usage.prompt_tokens - cached,
+        "input_tokens": usage.prompt_tokens - cached - created,
         "output_tokens": usage.completion_tokens,
         "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": created,
     }

@@ -30,7 +30,7 @@ async def messages(call: Call, body: MessagesRequest) -> Answer:
     async with aclosing(chat.pieces) as pieces:
         async for choices in pieces:
             growing.take(choices)
-    growing.end(chat.usage(), chat.warnings())
+    growing.end(chat.usage(), chat.warnings(), chat.program())
     return encode_json(growing.message)
 
 
@@ -43,7 +43,7 @@ async def _stream(chat: ChatStream, growing: Growing) -> AsyncGenerator[bytes, N
             events += growing.take(choices)
             if events:
                 yield b"".join(map(encode_event, events))
-    yield b"".join(map(encode_event, growing.end(chat.usage(), chat.warnings())))
+    yield b"".join(map(encode_event, growing.end(chat.usage(), chat.warnings(), chat.program())))
 
 
 async def count_tokens(call: Call, body: CountTokensRequest) -> bytes:

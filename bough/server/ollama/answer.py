@@ -107,10 +107,12 @@ class Teller:
             line["logprobs"] = said.logprobs
         return line | {"done": done}
 
-    def last(self, said: Said, usage: Usage | None, warnings: Sequence[str] = ()) -> dict[str, Any]:
+    def last(
+        self, said: Said, usage: Usage | None, warnings: Sequence[str] = (), program: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """The object that ends the answer; without ``usage`` nothing was asked but that the model be loaded.
 
-        ``warnings`` name what of its constraint was not enforced.
+        ``warnings`` name what of its constraint was not enforced, ``program`` is what its program was granted.
         """
         line = self.line(said, done=True)
         if usage is None:
@@ -121,6 +123,7 @@ class Teller:
             "done_reason": self._reason,
             **self._trouble,
             **({"warnings": list(warnings)} if warnings else {}),
+            **({"program": program} if program is not None else {}),
             "total_duration": int((ended - self._started) * NANO),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,

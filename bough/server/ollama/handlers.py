@@ -45,7 +45,7 @@ async def _answer(call: Call, request: ChatRequest, kind: Literal["chat", "gener
     async with aclosing(chat.pieces) as pieces:
         async for choices in pieces:
             whole.add(teller.take(choices))
-    return encode_json(teller.last(whole, chat.usage(), chat.warnings()))
+    return encode_json(teller.last(whole, chat.usage(), chat.warnings(), chat.program()))
 
 
 async def _stream(chat: ChatStream, teller: Teller) -> AsyncGenerator[bytes, None]:
@@ -53,7 +53,7 @@ async def _stream(chat: ChatStream, teller: Teller) -> AsyncGenerator[bytes, Non
         async for choices in pieces:
             if said := teller.take(choices):
                 yield encode_json(teller.line(said)) + b"\n"
-    yield encode_json(teller.last(Said(), chat.usage(), chat.warnings())) + b"\n"
+    yield encode_json(teller.last(Said(), chat.usage(), chat.warnings(), chat.program())) + b"\n"
 
 
 async def refuse_management(call: Call, body: Empty) -> Answer:

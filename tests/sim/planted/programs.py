@@ -117,8 +117,8 @@ PROGRAMS = (
         "siblings_separated",
         "others came between the branches of a fork, and its prefix was computed again",
         ProgramPolicy,
-        "head",
-        "self._forks.get(programs.fork)",
+        "_of_programs",
+        "self._forks.get(self._programs.fork)",
         "self._forks.get((0, ''))",
     ),
     simple(
@@ -178,6 +178,14 @@ PROGRAMS = (
         "pass",
     ),
     simple(
+        "answers_take_no_room",
+        "programs sat down beside long answers and lost their prefixes to them",
+        Programs,
+        "_grown",
+        "max(0, n - self._seated[number])",
+        "0",
+    ),
+    simple(
         "nobody_gets_a_turn",
         "a program that others were preferred to waited as long as they came",
         Programs,
@@ -209,7 +217,7 @@ AHEAD = (
         "decoding stood still while a long text was computed ahead",
         Planner,
         "_run_background",
-        "max(1, others // BESIDE) if others else budget",
+        "max(1, others // BESIDE) if others else background.alone",
         "budget",
     ),
     simple(

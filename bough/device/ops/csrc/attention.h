@@ -70,26 +70,35 @@ struct Attention {
 
     // -- one segment
 
+    // Query r of the unit: where it lies, or its digits, which take as much memory as itself.
+    const word* load_query(const Unit& u, int r, word* digits, Work<T>& w) const {
+        const T* from = (const T*)call.q + head(u, r) * dim;
+        if (!bytes) return (const word*)from;
+        QueryScale s = split_query(from, dim, (int8_t*)digits, (int8_t*)digits + dim);
+        w.q_scale[r] = s.scale;
+        w.q_high[r] = s.high;
+        w.q_low[r] = s.low;
+        return digits;
+    }
+
     void load_queries(const Unit& u, Work<T>& w) const {
-        int n = n_queries(u);
-        if (!narrow(u)) memset(w.queries, 0, ceil_div(n, LANES) * LANES * words * sizeof(word));
-        for (int r = 0; r < n_records(u); ++r) {
-            const word* from = (const word*)((const T*)call.q + head(u, r) * dim);
-            if (bytes) {
-                // The digits of a query take as much memory as itself.
-                QueryScale s = split_query((const T*)from, dim, (int8_t*)w.tile, (int8_t*)w.tile + dim);
-                w.q_scale[r] = s.scale;
-                w.q_high[r] = s.high;
-                w.q_low[r] = s.low;
-                from = w.tile;
-            }
-            if (narrow(u)) {
-                memcpy(w.queries + (int64_t)r * words, from, sizeof(word) * words);
-            } else {
-                word* to = w.queries + (int64_t)(r / LANES) * words * LANES + r % LANES;
-                for (int i = 0; i < words; ++i) to[i * LANES] = from[i];
-            }
+        const int n = (int)n_records(u);
+        for (int r = 0; narrow(u) && r < n; ++r)
+            memcpy(w.queries + (int64_t)r * words, load_query(u, r, w.tile, w), sizeof(word) * words);
+        for (int first = 0; !narrow(u) && first < n; first += WIDTH) {
+            const uint32_t* rows[WIDTH];
+            // Lanes behind the last query repeat it.
+            for (int i = 0; i < WIDTH; ++i)
+                rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
+            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * words * LANES + first % LANES;
+            transpose_rows(rows, words, to, LANES);
         }
+    }
+
+    // WIDTH rows of n words: to[word * stride + row].
+    static void transpose_rows(const uint32_t* const* rows, int n, uint32_t* to, int stride) {
+        for (int i = 0; i < n; i += WIDTH)
+            transpose(rows, i, n - i < WIDTH ? n - i : WIDTH, to + (int64_t)i * stride, stride);
     }
 
     // Index of record r of the unit among the heads of all new tokens.
@@ -111,18 +120,20 @@ struct Attention {
     // stand for those before and after them.
     void locate(const Unit& u, int kv_head, int segment, Cells& to) const {
         to.n = keys_of(u, segment);
-        const int32_t* loc = locs(u, segment);
-        const int first = first_visible(u, 0) - segment * SEGMENT;
-        int64_t bytes = cell_bytes(call.kv_dtype) * dim;
-        for (int i = 0; i < (int)ceil_div(to.n, WIDTH) * WIDTH; ++i) {
-            int at = i < first ? first : i < to.n ? i : to.n - 1;
-            int64_t cell = (int64_t)loc[at] * call.n_kv_heads + kv_head;
-            to.keys[i] = (const char*)call.k + cell * bytes;
-            to.values[i] = (const char*)call.v + cell * bytes;
-            if (call.k_scale) {
-                to.k_scale[i] = call.k_scale[cell];
-                to.v_scale[i] = call.v_scale[cell];
-            }
+        const int n = (int)ceil_div(to.n, WIDTH) * WIDTH, first = first_visible(u, 0) - segment * SEGMENT;
+        int32_t loc[SEGMENT];
+        memcpy(loc, locs(u, segment), sizeof(int32_t) * to.n);
+        for (int i = 0; i < first; ++i) loc[i] = loc[first];
+        for (int i = to.n; i < n; ++i) loc[i] = loc[to.n - 1];
+        const int64_t bytes = cell_bytes(call.kv_dtype) * dim, heads = call.n_kv_heads;
+        const char *keys = (const char*)call.k + kv_head * bytes, *values = (const char*)call.v + kv_head * bytes;
+        for (int i = 0; i < n; ++i) {
+            to.keys[i] = keys + loc[i] * heads * bytes;
+            to.values[i] = values + loc[i] * heads * bytes;
+        }
+        for (int i = 0; call.k_scale && i < n; ++i) {
+            to.k_scale[i] = call.k_scale[loc[i] * heads + kv_head];
+            to.v_scale[i] = call.v_scale[loc[i] * heads + kv_head];
         }
     }
 
@@ -145,14 +156,6 @@ struct Attention {
             for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
     }
 
-    // WIDTH keys of n words into as many columns of a tile.
-    void gather_tile(const uint32_t* const* keys, int n, uint32_t* tile) const {
-        for (int at = 0; at < n; at += WIDTH) {
-            int left = n - at;
-            transpose(keys, at, left < WIDTH ? left : WIDTH, tile + (int64_t)at * TILE, TILE);
-        }
-    }
-
     // Scores of one query, which sees keys [begin, seen), -> weights, maximum and sum. LaneBlock::soften is the same for
     // queries in the lanes.
     void soften(const Cells& cells, int begin, int seen, float* s, T* weights, float* result) const {
@@ -170,7 +173,7 @@ struct Attention {
         }
         float shift = max_lane(best) * log2_scale;
         for (int j = 0; j < cells.n; j += WIDTH) {
-            vf p = weight_exp2(fma(loadf(s + j), splat(log2_scale), splat(-shift)), (const T*)nullptr);
+            vf p = exp2_for(fma(loadf(s + j), splat(log2_scale), splat(-shift)), (const T*)nullptr);
             if (seen - j < WIDTH) p = keep(lane + j < seen, p);
             if (begin > j) p = keep(lane + j >= begin, p);
             total += p;
@@ -203,7 +206,7 @@ struct Attention {
             for (int key = 0; key < cells.n; key += TILE) {
                 for (int j = key; j < n_read && j < key + TILE; j += WIDTH) {
                     touch(next, j / WIDTH, n_read / WIDTH);
-                    gather_tile((const uint32_t* const*)keys + j, words, (uint32_t*)w.tile + j - key);
+                    transpose_rows((const uint32_t* const*)keys + j, words, (uint32_t*)w.tile + j - key, TILE);
                 }
                 product(w.queries + (int64_t)i * n * words, words, w.tile, n, words, w.scores + key, SEGMENT);
             }
@@ -230,7 +233,7 @@ struct Attention {
         for (int key = 0; key < cells.n; key += TILE) {
             for (int j = key; j < cells.n && j < key + TILE; j += WIDTH) {
                 touch(next, j / WIDTH, (int)ceil_div(cells.n, WIDTH));
-                gather_tile((const uint32_t* const*)cells.keys + j, inner, (uint32_t*)w.tile + j - key);
+                transpose_rows((const uint32_t* const*)cells.keys + j, inner, (uint32_t*)w.tile + j - key, TILE);
             }
             product(digits, inner, (const KeyBytes*)w.tile, 2 * n, inner, sums + key, SEGMENT);
         }
@@ -257,34 +260,35 @@ struct Attention {
         if (FOURS > 1) mix_all_fours<1>(weights, SEGMENT / 4, values, n, at, dim, inner, scale, w.segment, record);
     }
 
-    // Lays a segment's K and V out for LaneBlock: K as [n][words], V as [words of keys][dim].
+    // Lays a segment's K and V out for LaneBlock.
     void pack(const Cells& cells, Work<T>& w) const {
-        if (bytes) {
-            uint32_t* to = (uint32_t*)w.keys;
-            for (int i = 0; i < cells.n; ++i, to += dim / 4)
-                for (int j = 0; j < dim / 4; ++j) to[j] = ((const uint32_t*)cells.keys[i])[j] ^ FLIP;
-            return pack_fours((const int8_t* const*)cells.values, (int)ceil_div(cells.n, 4), dim, (uint32_t*)w.pairs);
-        }
+        const int n = (int)ceil_div(cells.n, WIDTH) * WIDTH, key_words = bytes ? dim / 4 : words;
         const T* rows[SEGMENT];
-        int n = (int)ceil_div(cells.n, WIDTH) * WIDTH;
-        const T* const* keys = as_elements(cells.keys, n, w.keys, rows);
-        if (direct)
-            for (int i = 0; i < cells.n; ++i) memcpy(w.keys + (int64_t)i * dim, keys[i], sizeof(T) * dim);
+        const void* const* keys = bytes ? cells.keys : (const void* const*)as_elements(cells.keys, n, w.keys, rows);
+        uint32_t* to = (uint32_t*)w.packed;
+        for (int i = 0; i < n; i += WIDTH, to += key_words * WIDTH) {
+            transpose_rows((const uint32_t* const*)keys + i, key_words, to, WIDTH);
+            for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
+        }
+        if (bytes)
+            return pack_fours((const int8_t* const*)cells.values, (int)ceil_div(cells.n, 4), dim, (uint32_t*)w.pairs,
+                              SEGMENT / 4 * WIDTH);
         const T* const* values = as_elements(cells.values, n, w.values, rows);
-        int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+        const int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+        constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<word> * WIDTH;
         for (int i = 0; i < inner; ++i) {
-            float* to = (float*)w.pairs + (int64_t)i * dim;
+            float* to = (float*)w.pairs + i * WIDTH;
             int d = 0;
-            for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH) {
+            for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH, to += 2 * BLOCK) {
                 vf x[2];
                 load_values<2>(values, i, d, x);
-                storef(to + d, x[0]);
-                storef(to + d + WIDTH, x[1]);
+                storef(to, x[0]);
+                storef(to + BLOCK, x[1]);
             }
-            for (; d < dim; d += WIDTH) {
+            for (; d < dim; d += WIDTH, to += BLOCK) {
                 vf x[1];
                 load_values<1>(values, i, d, x);
-                storef(to + d, x[0]);
+                storef(to, x[0]);
             }
         }
     }
@@ -331,9 +335,11 @@ struct Attention {
             auto run = [&](auto element) {
                 typedef decltype(element) E;
                 LaneBlock<E> lanes = {
-                    (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.keys, (const E*)w.pairs,
+                    (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.packed, (const E*)w.pairs,
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
-                    masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores, w.segment, w.top, w.sum,
+                    masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
+                    records ? w.segment : w.total + (int64_t)block * dim * LANES,
+                    records ? w.top : w.total_top + block * LANES, records ? w.sum : w.total_sum + block * LANES, !records,
                     some < now.n ? some : now.n, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale,
                     {ahead(next, next.keys, 1, block, n_blocks), ahead(next, next.values, 1, block, n_blocks)},
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
@@ -347,11 +353,7 @@ struct Attention {
             if constexpr (sizeof(T) == 2)
                 if (bytes) run(LaneBytes{});
             if (!bytes) run(word{});
-            if (records)
-                from_lanes(w.segment, w.top, w.sum, records + first * record, count);
-            else
-                merge_lanes(w.segment, w.top, w.sum, w.total + (int64_t)block * dim * LANES, w.total_top + block * LANES,
-                            w.total_sum + block * LANES, n_vecs, dim);
+            if (records) from_lanes(w.segment, w.top, w.sum, records + first * record, count);
         }
     }
 
@@ -373,14 +375,28 @@ struct Attention {
         }
     }
 
+    // What a group has found for the first queries of a unit, into the totals in lanes; nothing if there is no group.
     void to_lanes(const Unit& u, Work<T>& w) const {
-        int n = n_queries(u);
-        memset(w.total, 0, sizeof(float) * ceil_div(n, LANES) * LANES * dim);
-        for (int r = 0; r < ceil_div(n, LANES) * LANES; ++r) {
-            w.total_top[r] = r < n ? w.rows[r * record + dim] : 0;
-            w.total_sum[r] = r < n ? w.rows[r * record + dim + 1] : 0;
-            float* to = w.total + (int64_t)(r / LANES) * dim * LANES + r % LANES;
-            for (int d = 0; r < n && u.group < 0 && d < dim; ++d) to[d * LANES] = w.rows[r * record + d];
+        const int n = n_queries(u), padded = (int)ceil_div(n, LANES) * LANES;
+        if (!in_group(u)) {
+            memset(w.total, 0, sizeof(float) * padded * dim);
+            for (int r = 0; r < padded; ++r) {
+                w.total_top[r] = -__builtin_inff();
+                w.total_sum[r] = 0;
+            }
+            return;
+        }
+        begin_total(u, w);
+        for (int first = 0; first < n; first += WIDTH) {
+            const uint32_t* rows[WIDTH];
+            for (int i = 0; i < WIDTH; ++i) {
+                const float* from = w.rows + (first + i < n ? first + i : n - 1) * record;
+                rows[i] = (const uint32_t*)from;
+                w.total_top[first + i] = from[dim];
+                w.total_sum[first + i] = from[dim + 1];
+            }
+            float* to = w.total + (int64_t)(first / LANES) * dim * LANES + first % LANES;
+            transpose_rows(rows, dim, (uint32_t*)to, LANES);
         }
     }
 
@@ -396,6 +412,8 @@ struct Attention {
         total[dim] = best;
     }
 
+    bool in_group(const Unit& u) const { return u.group < 0 && members[u.row].group >= 0; }
+
     // Starts the unit's totals with what its group has found for the shared prefix.
     void begin_total(const Unit& u, Work<T>& w) const {
         int n = n_queries(u);
@@ -403,7 +421,7 @@ struct Attention {
             memset(w.rows + r * record, 0, sizeof(float) * record);
             w.rows[r * record + dim] = -__builtin_inff();
         }
-        if (u.group >= 0 || members[u.row].group < 0) return;
+        if (!in_group(u)) return;
         const Group& g = groups[members[u.row].group];
         int64_t first = (int64_t)(members[u.row].offset + u.first_token) * group_heads * record;
         for (int i = 0; i < u.n_heads; ++i)
@@ -453,7 +471,7 @@ struct Attention {
         w.carve(carver, queries_per_unit, call.n_kv_heads, words, dim);
         Unit& u = units[item.unit];
         load_queries(u, w);
-        if (!u.stride) begin_total(u, w);
+        if (!u.stride && narrow(u)) begin_total(u, w);
         if (!u.stride && !narrow(u)) to_lanes(u, w);
         if (!narrow(u)) locate(u, u.kv_head, item.first_segment, w.cells[item.first_segment % 2]);
         for (int s = item.first_segment; s < item.last_segment; ++s) {
@@ -556,23 +574,24 @@ struct Attention {
             }
     }
 
-    // Calls visit(unit) for the rows' own keys; of one row, those with the most keys come first.
+    // Calls visit(unit) for the rows' own keys; of one row and head, those with the most keys come first.
     template <typename Visit>
     void each_private(Visit visit) const {
         int tokens = queries_per_unit / group_heads;
         for (int b = 0; b < call.n_rows; ++b) {
             int n_new = new_tokens(b);
             int begin = members[b].group < 0 ? 0 : groups[members[b].group].n_segments;
-            for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block) {
-                int left = n_new - block * tokens, count = left < tokens ? left : tokens;
-                Unit u = {b, 0, heads_per_unit(count), -1, block * tokens, count, begin, 0, 1, nullptr, 0};
-                u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
-                const int first = first_visible(u, 0) / SEGMENT;
-                u.first_segment = first > begin ? first : begin;
-                // Of little work all threads get a part, though heads that lie side by side are read best together.
-                if (call.n_rows * (u.last_segment - u.first_segment) < PARTS * call.threads) u.n_heads = 1;
-                for (; u.kv_head < call.n_kv_heads; u.kv_head += u.n_heads) visit(u);
-            }
+            for (int head = 0; head < call.n_kv_heads; ++head)
+                for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block) {
+                    int left = n_new - block * tokens, count = left < tokens ? left : tokens;
+                    Unit u = {b, head, heads_per_unit(count), -1, block * tokens, count, begin, 0, 1, nullptr, 0};
+                    u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
+                    const int first = first_visible(u, 0) / SEGMENT;
+                    u.first_segment = first > begin ? first : begin;
+                    // Of little work all threads get a part, though heads that lie side by side are read best together.
+                    if (call.n_rows * (u.last_segment - u.first_segment) < PARTS * call.threads) u.n_heads = 1;
+                    if (head % u.n_heads == 0) visit(u);
+                }
         }
     }
 

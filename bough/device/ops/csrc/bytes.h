@@ -119,20 +119,20 @@ INLINE void put_in_order(V (&x)[FOURS]) {
 #endif
 }
 
-// V of n_words * 4 keys as words [n_words][dim].
-INLINE void pack_fours(const int8_t* const* rows, int n_words, int dim, uint32_t* to) {
-    for (int i = 0; i < n_words; ++i, rows += 4, to += dim) {
+// V of n_words * 4 keys as words [dim / WIDTH][stride / WIDTH][WIDTH], of which the first n_words are filled.
+INLINE void pack_fours(const int8_t* const* rows, int n_words, int dim, uint32_t* to, int64_t stride) {
+    for (int i = 0; i < n_words; ++i, rows += 4, to += WIDTH) {
         int d = 0;
         for (; d + FOURS * WIDTH <= dim; d += FOURS * WIDTH) {
             vu x[FOURS];
             load_fours<FOURS>(rows, d, x);
             put_in_order(x);
-            for (int v = 0; v < FOURS; ++v) memcpy(to + d + v * WIDTH, &x[v], sizeof x[v]);
+            for (int v = 0; v < FOURS; ++v) memcpy(to + (d / WIDTH + v) * stride, &x[v], sizeof x[v]);
         }
         for (; d < dim; d += WIDTH) {
             vu x[1];
             load_fours<1>(rows, d, x);
-            memcpy(to + d, &x[0], sizeof x[0]);
+            memcpy(to + d / WIDTH * stride, &x[0], sizeof x[0]);
         }
     }
 }

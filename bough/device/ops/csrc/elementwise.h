@@ -104,16 +104,22 @@ void add_rms_norm(const void* x_, void* residual_, const void* weight_, void* ou
     });
 }
 
+// x / (1 + 2^power) for what is rounded to T
+template <typename T>
+INLINE vf sigmoid_part(vf x, vf power) {
+    const vf most = splat(126.0f);
+    return quotient_for(x, splat(1.0f) + exp2_for(select(power > most, most, power), (const T*)nullptr), (const T*)nullptr);
+}
+
+template <typename T>
 INLINE vf silu(vf x) {
-    vf power = vmin(vmax(x * splat(-1.44269504f), splat(-125.0f)), splat(126.0f));
-    return x / (splat(1.0f) + exp2v(power));
+    return sigmoid_part<T>(x, x * splat(-1.44269504f));
 }
 
 // The tanh form: x / (1 + exp(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <typename T>
 INLINE vf gelu(vf x) {
-    vf power = x * fma(x * x, splat(-0.10294324f), splat(-2.3022082f));
-    power = vmin(vmax(power, splat(-125.0f)), splat(126.0f));
-    return x / (splat(1.0f) + exp2v(power));
+    return sigmoid_part<T>(x, x * fma(x * x, splat(-0.10294324f), splat(-2.3022082f)));
 }
 
 // to = act(gate) * up
@@ -122,11 +128,11 @@ INLINE void gated_row(const T* gate, const T* up, T* to, int64_t dim) {
     int64_t i = 0;
     for (; i + WIDTH <= dim; i += WIDTH) {
         vf x = load(gate + i);
-        store(to + i, rounded(GELU ? gelu(x) : silu(x), to) * load(up + i));
+        store(to + i, rounded(GELU ? gelu<T>(x) : silu<T>(x), to) * load(up + i));
     }
     for (; i < dim; ++i) {
         vf x = splat(widen(gate[i]));
-        store_one(to + i, rounded((GELU ? gelu(x) : silu(x))[0], to) * widen(up[i]));
+        store_one(to + i, rounded((GELU ? gelu<T>(x) : silu<T>(x))[0], to) * widen(up[i]));
     }
 }
 

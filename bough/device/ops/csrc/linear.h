@@ -95,6 +95,8 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
 // How the outputs and rows of a call are cut into items.
 template <typename T>
 struct PackedCall {
+    static constexpr int64_t ROWS_BYTES = 384 << 10, SERIAL_INPUTS = 8192;
+
     const PackedLinear& l;
     const T* x;
     T* out;
@@ -111,7 +113,7 @@ struct PackedCall {
 
     static void body(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
-        int64_t range = item / c.row_blocks, first = item % c.row_blocks * c.rows_per_item;
+        int64_t range = item % c.n_ranges, first = item / c.n_ranges * c.rows_per_item;
         // Whole pairs of panels, which every kind multiplies in one pass.
         int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
@@ -127,15 +129,17 @@ struct PackedCall {
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
-        rows_per_item = ceil_to(rows, LINEAR_ROWS);
-        row_blocks = 1;
+        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile.
+        row_blocks = ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
+        rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);
+        row_blocks = ceil_div(rows, rows_per_item);
         if (work < threads) threads = 1;
         if (is_prepared(l, x, l.n_in)) {
             prepared = {(const uint32_t*)x, l.n_in / 2};
         } else {
             prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};
             if (!prepared.at) __builtin_trap();
-            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > 65536 ? threads : 1, prepare, this);
+            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > SERIAL_INPUTS ? threads : 1, prepare, this);
         }
         parallel_items(n_ranges * row_blocks, threads, body, this);
     }

@@ -208,7 +208,8 @@ INLINE void prepare_together(const T* from, int zero, int8_t* bytes, GroupMeta* 
     __m128 columns[] = {_mm512_castps512_ps128((__m512)scale), _mm512_castps512_ps128((__m512)scaled),
                         _mm512_castps512_ps128((__m512)(all * -zero)), _mm512_castps512_ps128((__m512)(lows * -zero))};
     _MM_TRANSPOSE4_PS(columns[0], columns[1], columns[2], columns[3]);
-    memcpy(meta, columns, sizeof columns);
+    // One by one: a copy of all would load in one piece what was stored in four, and wait until memory has them.
+    for (int g = 0; g < TOGETHER; ++g) _mm_storeu_ps((float*)(meta + g), columns[g]);
 }
 #endif
 

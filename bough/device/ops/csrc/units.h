@@ -74,8 +74,8 @@ struct Work {
     float* q_scale;         // [heads][queries] or [blocks][LANES]: QueryScale
     int32_t *q_high, *q_low;
     Word<T>* tile;          // [words][TILE]
-    T *keys, *values;       // [SEGMENT][dim] widened or gathered cells
-    Word<T>* pairs;         // [SEGMENT / keys per word][dim]
+    T *keys, *values;       // [SEGMENT][dim] widened cells
+    Word<T> *packed, *pairs;    // K and V of LaneBlock
     float* scores;          // [NARROW][SEGMENT] or [SEGMENT][LANES]
     T* weights;             // [NARROW][SEGMENT]
     float* segment;         // [NARROW][dim + 2] or [dim][LANES]
@@ -97,6 +97,7 @@ struct Work {
         c.take(tile, (int64_t)words * TILE);
         c.take(keys, (int64_t)SEGMENT * dim);
         c.take(values, (int64_t)SEGMENT * dim);
+        c.take(packed, (int64_t)SEGMENT * words);
         c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
         c.take(scores, (int64_t)SEGMENT * (LANES > NARROW ? LANES : NARROW));
         c.take(weights, (int64_t)NARROW * SEGMENT);

@@ -193,6 +193,36 @@ INLINE vf exp2v(vf x) {
 
 INLINE float exp2_one(float x) { return exp2v(splat(x))[0]; }
 
+// exp2 of x <= 126 for what is rounded to T. With 16 bits to come, a relative error of 3e-6 is small enough: 2^floor(x)
+// times a polynomial (least maximum, 1 at 0) in what is left. Nothing is left of an infinity, and a NaN stays one.
+INLINE vf exp2_for(vf x, const float*) { return exp2v(x); }
+
+INLINE vf exp2_for(vf x, const bf16*) {
+#if defined(__AVX512F__)
+    vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vf y = splat(1.3426697e-2f);
+    y = fma(y, f, splat(5.2242454e-2f));
+    y = fma(y, f, splat(2.4128021e-1f));
+    y = fma(y, f, splat(6.9304484e-1f));
+    y = fma(y, f, splat(1.0f));
+    return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
+#else
+    return exp2v(x);
+#endif
+}
+
+// a / b for what is rounded to T; b: no infinity, and not below the smallest normal number.
+INLINE vf quotient_for(vf a, vf b, const float*) { return a / b; }
+
+INLINE vf quotient_for(vf a, vf b, const bf16*) {
+#if defined(__AVX512F__)
+    const vf y = (vf)_mm512_rcp14_ps((__m512)b);
+    return a * fma(fma(-b, y, splat(1.0f)), y, y);    // a step of Newton's
+#else
+    return a / b;
+#endif
+}
+
 // tanh x, relative error about 1e-7. A NaN stays one.
 // Method: near 0 an odd polynomial (least maximum), beyond 1 - 2 / (exp(2 |x|) + 1) with the sign of x.
 INLINE vf tanhv(vf x) {

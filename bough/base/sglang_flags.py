@@ -1,4 +1,4 @@
-"""SGLang's keywords of an engine, as what they are called here."""
+"""SGLang's keywords of an engine and of a server, as what they are called here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {
 _SWITCHES = {"disable_radix_cache": ("cache", "none"), "disable_cuda_graph": ("graphs", "off"),
              "disable_overlap_schedule": ("depth", 0)}  # fmt: skip
 _SINGLE = ("tp_size", "dp_size", "pp_size", "ep_size", "nnodes")
-"""One engine in this process is one of each."""
+"""One engine is one of each."""
 _IDLE = {
     "tokenizer_path": "the tokenizer is the model's own",
     "random_seed": "requests take a seed each",
@@ -45,7 +45,7 @@ def translated(flags: Mapping[str, Any]) -> dict[str, Any]:
         elif name == "trust_remote_code" or (name in _SINGLE and value in (1, None)):
             continue
         elif name in _SINGLE:
-            raise TypeError(f"{name!r}: an engine in this process is one worker, of one device")
+            raise TypeError(f"{name!r}: one engine is one worker, of one device")
         elif name in _IDLE:
             if value in (None, False) or (name == "tokenizer_path" and value == model):
                 continue
