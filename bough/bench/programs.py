@@ -38,6 +38,7 @@ CHAT_REQUESTS, CHAT_RATES = 1500, (0.5, 1.0, 2.0)
 POLICIES: dict[str, tuple[PolicyName, str, Told]] = {
     "fcfs": ("fcfs", "lru", "pauses"),
     "lpm": ("lpm", "lru", "pauses"),
+    "lpm-arc": ("lpm", "arc", "pauses"),
     "program": ("program", "program", "pauses"),
     "declared": ("program", "program", "uses"),
     "foresight": ("program", "program", "future"),
