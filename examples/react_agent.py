@@ -24,10 +24,11 @@ def add(a: int, b: int) -> int:
 @sgl.function(limits=sgl.Limits(tokens=400))
 def agent(s, question):
     s += sgl.system(sgl.tools_prompt([population, add]))
-    s += sgl.user("How many people live in Bergen?")
-    s += sgl.assistant('{"tool": "population", "arguments": {"city": "Bergen"}}')
-    s += sgl.user("population: 291940")
-    s += sgl.assistant('{"tool": "answer", "arguments": {"answer": 291940}}')
+    for city in ("Bergen", "Trondheim"):
+        s += sgl.user(f"How many people live in {city}?")
+        s += sgl.assistant(f'{{"tool": "population", "arguments": {{"city": "{city}"}}}}')
+        s += sgl.user(f"population: {POPULATION[city]}")
+        s += sgl.assistant(f'{{"tool": "answer", "arguments": {{"answer": {POPULATION[city]}}}}}')
     s += sgl.user(question)
     s += sgl.act("answer", tools=[population, add], max_steps=3, type=int, max_tokens=40)
 

@@ -23,6 +23,8 @@ CHUNK = 32 << 20
 
 LINE = 64
 
+_LIBC = ctypes.CDLL(None)
+
 
 def advise_huge_pages(tensor: Tensor) -> None:
     """Ask for large pages behind a tensor that was not written yet. Advice only: a system that cannot, does not."""
@@ -39,7 +41,7 @@ def populate(tensor: Tensor) -> None:
 
 
 def _advise(start: int, length: int, advice: int) -> None:
-    ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
+    _LIBC.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), advice)
 
 
 class Arena:
