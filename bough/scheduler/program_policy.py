@@ -87,12 +87,12 @@ class Lines:
 
 class ProgramPolicy:
     """Whoever ranks first among the programs that sit or can sit down; every other admission is for a request of no
-    program, while some wait: neither may keep the other from running.
+    program, while some wait: neither may keep the other from running. But siblings of a fork follow one another.
 
     The order of programs is that of :class:`Lines`. A program without a seat waits until there is room for its KV
-    beside that of the seated ones, while anything runs. Siblings of a fork follow one another. No program waits for
-    ever: the one that has waited the longest gets a turn (:meth:`Programs.take_turn`). Requests of no program are
-    ordered by their match lengths and aged by the queue.
+    beside that of the seated ones, while anything runs. No program waits for ever: the one that has waited the longest
+    gets a turn (:meth:`Programs.take_turn`). Requests of no program are ordered by their match lengths and aged by the
+    queue.
     """
 
     preemptive = False
@@ -160,17 +160,12 @@ class ProgramPolicy:
         turn = programs.turn
         if turn is not None and programs.turn_is_up and (queue := self._waiting.get(turn.number)) is not None:
             return queue.head()
-        single, req = self._singles.head(), self._of_programs()
-        if req is None or (single is not None and not programs.single_last):
-            return single
-        return req
-
-    def _of_programs(self) -> Req | None:
-        """The first request that belongs to a program."""
-        if (siblings := self._forks.get(self._programs.fork)) is not None:
+        if (siblings := self._forks.get(programs.fork)) is not None:
             return next(iter(siblings.values()))
-        state = self._next()
-        return None if state is None else self._waiting[state.number].head()
+        single, state = self._singles.head(), self._next()
+        if state is None or (single is not None and not programs.single_last):
+            return single
+        return self._waiting[state.number].head()
 
     def _next(self) -> ProgramState | None:
         """The program whose turn it is; None when those that wait have to go on waiting for a seat."""

@@ -49,9 +49,9 @@ def test_a_fork_computes_its_prefix_once_and_is_admitted_together() -> None:
     assert sum(reader.n_cached for reader in w.readers.values()) == 7 * 40
 
 
-@pytest.mark.parametrize("fork", ["", "wide"])
-def test_programs_and_requests_of_none_are_admitted_by_turns(fork: str) -> None:
-    """Neither waits for the other's queue to be empty, be the program seated, or a fork of it half admitted."""
+@pytest.mark.parametrize(("fork", "order"), [("", [*"pspspspsp", *"p" * 7]), ("wide", [*"p" * 12, *"s" * 4])])
+def test_programs_and_requests_of_none_are_admitted_by_turns(fork: str, order: list[str]) -> None:
+    """Neither waits for the other's queue to be empty, be the program seated; nobody comes between siblings."""
     w = world(max_running=1)
     named = {"fork": fork, "width": 12} if fork else {}
     w.submit(*(call(f"p{i}", [1, 2, i + 3], id="p", **named) for i in range(12)))
@@ -61,7 +61,7 @@ def test_programs_and_requests_of_none_are_admitted_by_turns(fork: str) -> None:
     while len(ended) < 16:
         w.step()
         ended += [rid for rid, reader in w.readers.items() if reader.finish is not None and rid not in ended]
-    assert [rid[0] for rid in ended] == [*"pspspspsp", *"p" * 7]
+    assert [rid[0] for rid in ended] == order
 
 
 def test_programs_beyond_the_pool_wait_until_a_seat_is_free() -> None:

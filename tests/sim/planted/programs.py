@@ -117,8 +117,8 @@ PROGRAMS = (
         "siblings_separated",
         "others came between the branches of a fork, and its prefix was computed again",
         ProgramPolicy,
-        "_of_programs",
-        "self._forks.get(self._programs.fork)",
+        "head",
+        "self._forks.get(programs.fork)",
         "self._forks.get((0, ''))",
     ),
     simple(
