@@ -43,6 +43,18 @@ def endpoint(run_dir: Path) -> str:
     return path
 
 
+def connected(path: str) -> socket.socket:
+    """A connection to whoever listens at ``path``. Raises OSError where it cannot be had at once."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.setblocking(False)
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
 class Wire:
     """One end of a connection: whole messages through a stream socket, without ever waiting.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,7 @@ from bough.base.errors import EngineError
 from bough.base.messages import Hello, decode_from_engine, encode
 from bough.engine.client import StreamClient
 from bough.engine.driver import Attach, ToDriver
-from bough.engine.ipc import Wire, endpoint
+from bough.engine.ipc import Wire, connected, endpoint
 
 logger = logging.getLogger("bough.client")
 
@@ -49,13 +48,10 @@ class IpcClient(StreamClient):
     async def _connect(self) -> None:
         """Introduce this client to the engine as soon as it listens."""
         while True:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.setblocking(False)
             try:
-                connection.connect(self._endpoint)
+                connection = connected(self._endpoint)
                 break
-            except OSError:
-                connection.close()
+            except OSError:  # nobody listens yet, or there is no descriptor left now
                 await asyncio.sleep(ASK_SECONDS)
         self._wire = Wire(connection)
         asyncio.get_running_loop().add_reader(connection.fileno(), self._receive, self._wire)

@@ -454,6 +454,7 @@ class Programs:
         self.stand(state)
         for record in list(state.ahead):
             self._forget_ahead(state, record)
+        state.deadline = float("inf")  # whose entry is due later finds nothing to do
         self._claims.over(state.number)
         self._moved.pop(state.number, None)
         if self._former.pop(state.number, None) is None:

@@ -80,8 +80,10 @@ def test_programs_that_are_over_leave_nothing_behind() -> None:
     for policy in ("lpm", "program"):
         w = World(cells=4096, policy=policy)
         for i in range(3):
-            w.submit(call(f"r{i}", [1 + i] * 8, id=f"p{i}", end=True))
+            w.submit(call(f"r{i}", [1 + i] * 8, id=f"p{i}", end=True, deadline=1.0))
             w.run()
+        w.now += 2.0
+        w.scheduler.step()
         programs = w.scheduler._programs
         assert not len(programs) and not programs._moved.keys() - {2}, policy
 

@@ -119,8 +119,8 @@ class RuntimeEndpoint(AsyncBackend):
         body: dict[str, Any] = {"text": s.text_, "sampling_params": PREFILL}
         if self.knows_programs:
             body["program"] = s.envelope(more=s.lease is None)
-        if s.lease is not None:
-            body["lease"] = s.lease[0]
+            if s.lease is not None:
+                body["lease"] = s.lease[0]
         answer = await self._after(s, "/generate", _with_parts(s, body))
         meta: dict[str, Any] = answer["meta_info"]
         _keep(s, answer["text"], meta)
