@@ -25,9 +25,9 @@ from bough.engine.launch import ENDPOINT, PATH_BYTES
 READ_BYTES = 1 << 18
 """What is read of one client between two steps, so that a flood of messages cannot keep the engine from stepping."""
 MESSAGE_BYTES = 64 << 20
-"""A larger message ends its connection."""
-UNREAD_MESSAGES = 1 << 17
-"""Messages (one per step and a few heartbeats a second) that a client may leave unread before it is given up."""
+"""A larger message of a client ends its connection."""
+UNREAD_BYTES = 1 << 28
+"""What a client may leave unread before it is given up."""
 LINGER_SECONDS = 0.5
 BACKLOG = 64
 _LENGTH = 4
@@ -58,13 +58,19 @@ def connected(path: str) -> socket.socket:
 class Wire:
     """One end of a connection: whole messages through a stream socket, without ever waiting.
 
+    Args:
+        most: bytes of a message that arrives; a longer one ends the connection. None: any.
+
     Attributes:
         ended: nothing more can arrive, because the other end is gone or because it broke the rules.
+        unsent: bytes that wait for the other end to read.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, most: int | None = None) -> None:
         connection.setblocking(False)
         self.ended = False
+        self.unsent = 0
+        self._most = most
         self._socket = connection
         self._scratch = bytearray(READ_BYTES)
         self._received = bytearray()
@@ -72,11 +78,6 @@ class Wire:
 
     def fileno(self) -> int:
         return self._socket.fileno()
-
-    @property
-    def unsent(self) -> int:
-        """Messages that wait for the other end to read."""
-        return len(self._unsent)
 
     def read(self) -> list[bytes]:
         """The messages that are complete with what has arrived, of which at most ``READ_BYTES`` are taken."""
@@ -93,7 +94,7 @@ class Wire:
         while len(received) - at >= _LENGTH:
             begin = at + _LENGTH
             end = begin + int.from_bytes(received[at:begin], "little")
-            if end - begin > MESSAGE_BYTES:
+            if self._most is not None and end - begin > self._most:
                 self.ended = True
                 break
             if end > len(received):
@@ -106,6 +107,7 @@ class Wire:
     def write(self, payload: bytes) -> None:
         """Send ``payload``, or as much of it as the other end has room for; :meth:`flush` goes on."""
         self._unsent.append(memoryview(len(payload).to_bytes(_LENGTH, "little") + payload))
+        self.unsent += _LENGTH + len(payload)
         if len(self._unsent) == 1:
             self.flush()
 
@@ -120,6 +122,7 @@ class Wire:
             except OSError:
                 self.ended = True
                 return
+            self.unsent -= n
             if n < len(message):
                 self._unsent[0] = message[n:]
                 return
@@ -171,7 +174,7 @@ class SocketPort:
         wire = self._wires.get(peer)
         if wire is None:
             return "gone"
-        if wire.unsent >= UNREAD_MESSAGES:
+        if wire.unsent >= UNREAD_BYTES:
             return "full"
         wire.write(encode(message))
         self._follow(peer, wire)
@@ -189,7 +192,7 @@ class SocketPort:
         except OSError:  # it left while it waited
             return
         peer = b"%d" % next(self._numbers)
-        self._wires[peer] = Wire(connection)
+        self._wires[peer] = Wire(connection, MESSAGE_BYTES)
         self._peers[connection.fileno()] = peer
         self._epoll.register(connection, select.EPOLLIN)
 

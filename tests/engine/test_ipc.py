@@ -74,7 +74,7 @@ def test_what_was_sent_before_the_end_is_read(run_dir: Path) -> None:
 
 
 def test_a_client_that_does_not_read_is_full_until_it_does(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ipc, "UNREAD_MESSAGES", 50)
+    monkeypatch.setattr(ipc, "UNREAD_BYTES", 50_000)
     port = SocketPort(run_dir)
     client = connected(run_dir, port)
     client.write(encode(Attach()))
