@@ -334,10 +334,10 @@ def test_whoever_arrives_waits_for_one_short_step_of_what_is_computed_ahead() ->
     w.scheduler.receive(Prefetch(ids, Namespace(), "p"))
     taken = []
     while not w.scheduler.idle:
-        before = w.device.computed_tokens
+        before, flying = w.device.computed_tokens, len(w.scheduler._in_flight)
         w.step()
         taken.append(w.device.computed_tokens - before)
-        assert len(w.scheduler._in_flight) <= 1
+        assert not (flying and taken[-1])
     assert sum(taken) >= 200 and 16 <= max(taken) <= 20
 
 
