@@ -16,9 +16,9 @@ constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
-// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory. Panels of
-// few inputs are hardly longer.
-constexpr int64_t AHEAD_WORDS = 1024;
+// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory: into the
+// second-level cache, as the first has no room for as many requests as memory can answer at a time.
+constexpr int64_t AHEAD_WORDS = 512;
 
 // Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
 // place is left for is not foreseen.
@@ -84,7 +84,7 @@ struct NextPanels {
     INLINE void ahead(const uint32_t* w, int64_t from) const {
         from += AHEAD_WORDS;
         const uint32_t* begin = from < stride ? w + from : at + (from - stride);
-        for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
     }
 
     // Of more rows, which take turns with the same panels: the lines that correspond to `lines` from word `from` of the
