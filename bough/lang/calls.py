@@ -136,7 +136,8 @@ async def _ask_until_valid(
             ex.open_ended = attempt < expr.reask
             try:
                 value, text, meta = await _once(ex, expr, answer, params, line)
-                answer.check(value, expr.validate)
+                for each in value if params.n > 1 else [value]:
+                    answer.check(each, expr.validate)
                 return value, text, meta
             except InvalidAnswer as error:
                 call = ex.calls[-1]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.params import SglSamplingParams, apply_dtype
-from bough.lang.scoring import common_length
 from bough.lang.templates import get_chat_template
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class FakeBackend(AsyncBackend):
         self._rules = [(re.compile(pattern), reply) for pattern, reply in pairs]
         self._given = [0] * len(self._rules)
         self._default = default
-        self._prompts: list[list[str]] = []
+        self._prompts: dict[str, Any] = {}  # word -> those that have followed it, likewise
         self.is_chat_model = is_chat_model
         self.chat_template = get_chat_template(chat_template)
         self.calls: list[FakeCall] = []
@@ -137,8 +136,10 @@ class FakeBackend(AsyncBackend):
 
     def _usage(self, prompt: str) -> dict[str, Any]:
         words = _words(prompt)
-        cached = max((common_length(words, earlier) for earlier in self._prompts), default=0)
-        self._prompts.append(words)
+        node, cached = self._prompts, 0
+        for word in words:
+            cached += word in node
+            node = node.setdefault(word, {})
         return {"prompt_tokens": len(words), "cached_tokens": cached}
 
     def _fitting(self, params: SglSamplingParams) -> str:
@@ -174,7 +175,9 @@ def _instance(schema: dict[str, Any], definitions: dict[str, Any]) -> Any:
             properties = schema.get("properties", {})
             return {name: _instance(properties[name], definitions) for name in schema.get("required", properties)}
         case "array":
-            return [_instance(schema.get("items", {}), definitions)] * int(schema.get("minItems", 0))
+            first = [_instance(item, definitions) for item in schema.get("prefixItems", ())]
+            more = int(schema.get("minItems", 0)) - len(first)
+            return first + [_instance(schema.get("items", {}), definitions) for _ in range(more)]
         case "string":
             return "text"
         case "boolean":

@@ -19,6 +19,8 @@ SHORTEST = 16
 """Characters; less is not worth telling the engine."""
 LONGEST = 16384
 """Characters of a text that are remembered."""
+PLACES = 256
+"""Places that are remembered, the latest: names that a program makes up are without end."""
 LEARNING = 0.3
 """Weight of the latest pause in the running mean of them."""
 
@@ -54,8 +56,10 @@ class Habits:
     def learn(self, place: Place, appended: str) -> None:
         """``appended`` stood between the answer at ``place`` and the next call."""
         with self._lock:
-            before, n = self._seen.get(place, (appended[:LONGEST], 0))
+            before, n = self._seen.pop(place, (appended[:LONGEST], 0))
             self._seen[place] = os.path.commonprefix([before, appended]), n + 1
+            if len(self._seen) > PLACES:
+                del self._seen[next(iter(self._seen))]
 
     def after(self, place: Place) -> str:
         """What will follow the answer at ``place``; empty where that is not known."""
@@ -65,8 +69,10 @@ class Habits:
     def paused(self, where: Place | str, seconds: float) -> None:
         """So long was it from the answer at a place to the next call, or did a call of a tool take."""
         with self._lock:
-            mean, n = self._pauses.get(where, (seconds, 0))
+            mean, n = self._pauses.pop(where, (seconds, 0))
             self._pauses[where] = mean + LEARNING * (seconds - mean), n + 1
+            if len(self._pauses) > PLACES:
+                del self._pauses[next(iter(self._pauses))]
 
     def pause(self, where: Place | str) -> tuple[float | None, int]:
         """(running mean of the seconds, None of nothing; how often they were measured)."""

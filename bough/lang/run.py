@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import logging
 import os
 import sys
 import threading
@@ -25,6 +26,8 @@ from bough.lang.program import Program
 from bough.lang.state import ProgramState
 from bough.lang.trace import extract_prefix_by_tracing
 from bough.lang.waiting import Signal, block_on, default_loop, refuse_waiting, wait_for
+
+logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 1024
 """Programs of a batch that are in work at a time unless the caller says how many."""
@@ -254,7 +257,10 @@ def cache_program(program: SglFunction, backend: Any) -> None:
     """Have the constant beginning of a program computed, where it is worth it."""
     prefix = extract_prefix_by_tracing(program, as_backend(backend))
     if len(prefix) > PREFIX_CHARS:
-        as_backend(backend).cache_prefix(prefix)
+        try:
+            as_backend(backend).cache_prefix(prefix)
+        except Exception as error:  # it would only have saved time, and whoever runs hears of a server that is down
+            logger.warning("the beginning of %s is not computed ahead: %s", program.func.__name__, error)
 
 
 def _show(state: ProgramState) -> None:

@@ -23,7 +23,7 @@ from bough.lang.errors import InvalidAnswer
 from bough.lang.habits import Habits
 from bough.lang.ir import SglAct, SglGen
 from bough.lang.program import Line, remaining
-from bough.lang.types import schema_of
+from bough.lang.types import convert, pydantic_reads, schema_of
 from bough.lang.waiting import is_cancelled
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ class Tool:
                 raise TypeError(f"the parameter {name!r} of the tool {self.name!r} has no type")
             default = parameter.default
             accepted.append((name, hints[name]) if default is parameter.empty else (name, hints[name], default))
-        self._arguments = msgspec.defstruct(
-            f"{self.name}_arguments", accepted, forbid_unknown_fields=True, kw_only=True
-        )
+        self._names = [name for name, *_ in accepted]
+        self._arguments = _arguments_type(f"{self.name}_arguments", accepted)
         self.parameters = _inlined(schema_of(self._arguments))
 
     def __repr__(self) -> str:
@@ -86,8 +85,8 @@ class Tool:
 
     async def call(self, arguments: dict[str, Any]) -> Any:
         """The result for arguments as the model wrote them; a function that is no coroutine runs on a thread."""
-        given = msgspec.convert(arguments, self._arguments)
-        values = {name: getattr(given, name) for name in self._arguments.__struct_fields__}
+        given = convert(arguments, self._arguments)
+        values = {name: getattr(given, field) for name, field in zip(self._names, _fields(self._arguments))}
         async with asyncio.timeout(self.seconds):
             if inspect.iscoroutinefunction(self.func):
                 return await self.func(**values)
@@ -222,6 +221,24 @@ async def _called(ex: StreamExecutor, tool: Tool, arguments: dict[str, Any], lin
     return made, told
 
 
+def _arguments_type(name: str, accepted: list[Any]) -> Any:
+    """The type of what a tool accepts: (name, type) or (name, type, default) each. Where Pydantic has to read it, the
+    fields are numbered, as a name may be one of its methods'."""
+    if not any(pydantic_reads(hint) for _, hint, *_ in accepted):
+        return msgspec.defstruct(name, accepted, forbid_unknown_fields=True, kw_only=True)
+    from pydantic import ConfigDict, Field, create_model
+
+    fields: dict[str, Any] = {
+        f"argument_{i}": (hint, Field(*default, alias=alias)) for i, (alias, hint, *default) in enumerate(accepted)
+    }
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+
+
+def _fields(arguments: Any) -> Sequence[str]:
+    """The names of the fields of what :func:`_arguments_type` made."""
+    return arguments.__struct_fields__ if issubclass(arguments, msgspec.Struct) else list(arguments.model_fields)
+
+
 def _step_schema(tools: Sequence[Tool], answer: dict[str, Any]) -> dict[str, Any]:
     """What one step may be: a call of one of the tools, or the answer."""
     kinds = [_one_step(tool.name, tool.parameters) for tool in tools]
@@ -243,11 +260,7 @@ def _answer_schema(answer: SglGen) -> dict[str, Any]:
 
 
 def _typed(answer: SglGen, value: Any) -> Any:
-    if answer.type is None:
-        return value
-    if callable(validate := getattr(answer.type, "model_validate", None)):
-        return validate(value)
-    return msgspec.convert(value, answer.type)
+    return value if answer.type is None or isinstance(answer.type, dict) else convert(value, answer.type)
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

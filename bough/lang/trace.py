@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from bough.lang.backends import as_backend
 from bough.lang.backends.base import BaseBackend
 from bough.lang.drawing import draw, shown
+from bough.lang.errors import ProgramError
 from bough.lang.ir import (
     SglAct,
     SglArgument,
@@ -37,6 +38,9 @@ from bough.lang.waiting import Signal
 
 if TYPE_CHECKING:
     from bough.lang.function import SglFunction
+
+MOST_NODES = 100_000
+"""A body that waits for a certain answer never sees it in a trace."""
 
 _scope: contextvars.ContextVar[tuple[TracerProgramState, ...]] = contextvars.ContextVar("tracers", default=())
 
@@ -202,6 +206,8 @@ class TracerProgramState(ProgramState):
                 for part in parts:
                     self._append(part)
             case SglGen(name=name) | SglSelect(name=name) | SglAct(name=name):
+                if self.only_trace_prefix:
+                    raise StopTracing()
                 kind = {SglGen: "gen_", SglSelect: "select_", SglAct: "act_"}[type(node)]
                 self._name(name or kind + str(len(self.variables)), node)
                 self._add(node)
@@ -232,6 +238,8 @@ class TracerProgramState(ProgramState):
         self._add(SglConstantText(self.chat_template.get_prefix_and_suffix(role, self.messages_)[0]))
 
     def _add(self, node: SglExpr) -> None:
+        if len(self.nodes) == MOST_NODES:
+            raise ProgramError(f"the trace of a program does not end: {MOST_NODES} nodes")
         self.nodes.append(node)
         node.prev_node = self.last_node
         self.last_node = node

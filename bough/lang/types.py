@@ -59,11 +59,13 @@ class Answer:
             if self.wanted is str:
                 return text
             if self._plain is not None:
-                return self._plain[text.strip()]
+                return self._plain[text if text in self._plain else text.strip()]
             if self.wanted in (int, float):
                 return self.wanted(text.strip())
-            if callable(validate := getattr(self.wanted, "model_validate_json", None)):
-                return validate(text)
+            if isinstance(self.wanted, dict):
+                return msgspec.json.decode(text)
+            if (adapter := adapter_of(self.wanted)) is not None:
+                return adapter.validate_json(text)
             return msgspec.json.decode(text, type=self.wanted)
         except KeyError:
             raise InvalidAnswer(f"it must be one of {', '.join(self._plain or ())}", text) from None
@@ -94,6 +96,8 @@ class Answer:
         found = partial_json(text)
         if found is _NOTHING:
             return None
+        if isinstance(self.wanted, dict):
+            return found
         try:
             return msgspec.convert(found, partial_type(self.wanted), strict=False)
         except (msgspec.ValidationError, TypeError):
@@ -108,12 +112,51 @@ def answer_of(expr: SglGen) -> Answer | None:
 
 
 def schema_of(wanted: Any) -> dict[str, Any]:
-    """The JSON Schema of a type that msgspec or Pydantic knows; a mapping is one already."""
+    """The JSON Schema of a type that msgspec or Pydantic knows; a mapping is one already.
+
+    Raises TypeError for a type that has none.
+    """
     if isinstance(wanted, dict):
-        return wanted
-    if callable(schema := getattr(wanted, "model_json_schema", None)):
-        return dict(_closed(schema()))
-    return dict(_closed(msgspec.json.schema(wanted)))
+        return dict(wanted)
+    if not pydantic_reads(wanted):
+        return dict(_closed(msgspec.json.schema(wanted)))
+    from pydantic import PydanticUserError
+
+    try:
+        return dict(_closed(adapter_of(wanted).json_schema()))
+    except PydanticUserError as error:
+        raise TypeError(str(error)) from error
+
+
+def convert(value: Any, wanted: Any) -> Any:
+    """``value``, of the types of JSON, as one of type ``wanted``. Raises ValueError where it is none."""
+    adapter = adapter_of(wanted)
+    return msgspec.convert(value, wanted) if adapter is None else adapter.validate_python(value)
+
+
+def adapter_of(wanted: Any) -> Any:
+    """Pydantic's reader of a type that only it can read; None of any other, which msgspec reads."""
+    if not pydantic_reads(wanted):
+        return None
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(wanted)
+
+
+def pydantic_reads(wanted: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether a model of Pydantic occurs in a type, or dataclasses that an answer may be either of; ``inside`` are the
+    types that it is a part of."""
+    if wanted in inside:
+        return False
+    parts = list(typing.get_args(wanted))
+    if isinstance(wanted, type):
+        if hasattr(wanted, "__pydantic_validator__"):
+            return True
+        if dataclasses.is_dataclass(wanted) or typing.is_typeddict(wanted):
+            parts += typing.get_type_hints(wanted).values()
+    elif typing.get_origin(wanted) in (typing.Union, types.UnionType) and sum(map(dataclasses.is_dataclass, parts)) > 1:
+        return True
+    return any(pydantic_reads(part, (*inside, wanted)) for part in parts)
 
 
 def _closed(schema: Any) -> Any:
@@ -200,19 +243,21 @@ def _completions(text: str) -> Iterable[str]:
 
 
 @functools.cache
-def partial_type(wanted: Any) -> Any:
-    """``wanted`` with every field optional, all the way down."""
+def partial_type(wanted: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """``wanted`` with every field optional, all the way down to a class that occurs in itself, here ``inside``."""
     origin, arguments = typing.get_origin(wanted), typing.get_args(wanted)
-    if origin in (list, tuple, set, frozenset) and arguments:
-        return types.GenericAlias(list, (partial_type(arguments[0]),))
+    if origin in (list, set, frozenset) and arguments:
+        return types.GenericAlias(list, (partial_type(arguments[0], inside),))
     if origin is dict and len(arguments) == 2:
-        return types.GenericAlias(dict, (str, partial_type(arguments[1])))
-    if origin in (typing.Union, types.UnionType):
+        return types.GenericAlias(dict, (str, partial_type(arguments[1], inside)))
+    if origin in (typing.Union, types.UnionType, tuple) or wanted in inside:
         return Any
     if typing.is_typeddict(wanted):
         return dict[str, Any]
     if isinstance(wanted, type) and (fields := _fields(wanted)) is not None:
-        return msgspec.defstruct(wanted.__name__, [(name, partial_type(t) | None, None) for name, t in fields.items()])
+        within = (*inside, wanted)
+        parts = [(name, partial_type(t, within) | None, None) for name, t in fields.items()]
+        return msgspec.defstruct(wanted.__name__, parts)
     return wanted if isinstance(wanted, type) and wanted in (int, float, str, bool) else Any
 
 

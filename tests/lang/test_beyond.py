@@ -7,6 +7,7 @@ import json
 import threading
 from typing import Any
 
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +53,32 @@ def test_tools_are_called_until_there_is_an_answer() -> None:
     last = backend.calls[-1].params
     assert last is not None and "fails" not in (last.json_schema or "") and "fails" in state.text()
     assert [c.kind for c in state.report().calls] == ["generate", "tool"] * 2 + ["generate"]
+
+
+class City(pydantic.BaseModel):
+    name: str
+
+
+def test_tools_may_take_models() -> None:
+    def visit(city: City, copy: list[City], schema: int = 3) -> str:
+        return f"{city.name} {copy[0].name} {schema}"
+
+    @sgl.function
+    def trip(s: Any) -> None:
+        s += sgl.user("?") + sgl.act("a", tools=[visit], type=list[City])
+
+    steps = [
+        '{"tool": "visit", "arguments": {"city": {"name": "Oslo"}, "copy": [{"name": "Rome"}]}}',
+        '{"tool": "visit", "arguments": {"city": {"name": 3}, "copy": []}}',
+        '{"tool": "answer", "arguments": {"answer": [{"name": "Oslo"}]}}',
+    ]
+    state = trip.run(backend=sgl.FakeBackend({"": steps}))
+    assert state["a"] == [City(name="Oslo")]
+    calls = state.get_meta_info("a")["tool_calls"]
+    assert calls[0]["result"] == "Oslo Rome 3" and "ValidationError" in calls[1]["error"]
+    about = sgl.tool(visit).parameters
+    assert set(about["properties"]) == {"city", "copy", "schema"} and about["additionalProperties"] is False
+    assert about["required"] == ["city", "copy"]
 
 
 def test_wrong_arguments_are_told_to_the_model() -> None:
@@ -129,6 +156,33 @@ def test_one_item_of_a_batch_fails_alone() -> None:
     assert [s.ret_value for s in states] == ["1", None, "3"]
     with pytest.raises(KeyError, match="no luck"):
         states[1]["v"]
+
+
+def test_a_batch_of_a_program_that_waits_for_an_answer_begins() -> None:
+    @sgl.function
+    def guess(s: Any, secret: str) -> None:
+        s += "Guess the word.\n"
+        while True:
+            s += sgl.gen("word") + "\n"
+            if s["word"] == secret:
+                return
+
+    states = guess.run_batch([{"secret": "b"}] * 2, backend=sgl.FakeBackend({"": ["a", "b"]}))
+    assert [s["word"] for s in states] == ["b", "b"]
+    with pytest.raises(sgl.ProgramError, match="does not end"):
+        guess.trace(secret="b")
+
+
+def test_a_batch_needs_no_prefix() -> None:
+    class Unable(sgl.FakeBackend):
+        def cache_prefix(self, prefix_str: str) -> None:
+            raise sgl.BackendError("no room", 503)
+
+    @sgl.function
+    def read(s: Any, q: str) -> None:
+        s += "x" * 100 + q + sgl.gen("v")
+
+    assert [s["v"] for s in read.run_batch([{"q": "a"}, {"q": "b"}], backend=Unable())] == ["ok", "ok"]
 
 
 def test_a_bound_batch_leaves_the_callers_dicts_alone() -> None:

@@ -43,6 +43,23 @@ class Leaf(msgspec.Struct):
     owner: Person | None = None
 
 
+@dataclasses.dataclass
+class Country:
+    capital: City
+    others: list[City]
+
+
+@dataclasses.dataclass
+class Tree:
+    value: int
+    children: list[Tree]
+
+
+class Separator(enum.Enum):
+    COMMA = ", "
+    NONE = ""
+
+
 @sgl.function
 def ask(s: Any, wanted: Any, **options: Any) -> None:
     s += "Q:" + sgl.gen("a", type=wanted, **options)
@@ -64,6 +81,21 @@ def ask(s: Any, wanted: Any, **options: Any) -> None:
         (list[int], "[1, 2]", [1, 2]),
         (list[Person], '[{"name": "A", "age": 1}]', [Person("A", 1)]),
         (Leaf, '{"tags": ["x"], "owner": null}', Leaf(["x"])),
+        (list[City], '[{"name": "Oslo", "population": 7}]', [City(name="Oslo", population=7)]),
+        (City | None, '{"name": "Oslo", "population": 7}', City(name="Oslo", population=7)),
+        (dict[str, City], '{"a": {"name": "Oslo", "population": 7}}', {"a": City(name="Oslo", population=7)}),
+        (
+            Country,
+            '{"capital": {"name": "Oslo", "population": 7}, "others": []}',
+            Country(City(name="Oslo", population=7), []),
+        ),
+        (Tree, '{"value": 1, "children": [{"value": 2, "children": []}]}', Tree(1, [Tree(2, [])])),
+        (Person | Tree, '{"value": 1, "children": []}', Tree(1, [])),
+        (list[Person | Tree], '[{"name": "A", "age": 1}]', [Person("A", 1)]),
+        (tuple[int, str], '[1, "a"]', (1, "a")),
+        (Separator, ", ", Separator.COMMA),
+        (Literal[" yes", "no"], " yes", " yes"),
+        ({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}, '{"a": 1}', {"a": 1}),
     ],
 )
 def test_typed_values(wanted: Any, written: str, value: Any) -> None:
@@ -162,6 +194,36 @@ def test_partial_values_grow_to_the_value() -> None:
     assert [(p.name, p.age) for p in seen[:-1]] == [
         (None, None), ("Ada", None), ("Ada Byron", None), ("Ada Byron", 36),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wanted", "written", "value"),
+    [
+        (list[City], '[{"name": "Os', ["Os"]),
+        (Tree, '{"value": 1, "children": [{"value": 2', 1),
+        ({"type": "object"}, '{"a": "b', {"a": "b"}),
+    ],
+)
+def test_the_beginning_of_an_answer_of_any_type(wanted: Any, written: str, value: Any) -> None:
+    found = Answer(wanted).partial(written)
+    if isinstance(found, list):
+        found = [city.name for city in found]
+    assert getattr(found, "value", found) == value
+
+
+def test_a_type_without_a_schema_is_refused() -> None:
+    class Holder(pydantic.BaseModel):
+        model_config = {"arbitrary_types_allowed": True}
+        what: Signal
+
+    with pytest.raises(TypeError):
+        Answer(Holder)
+
+
+def test_each_of_several_answers_is_validated() -> None:
+    backend = sgl.FakeBackend({"Q:$": "7", "valid": "8"})
+    state = ask.run(int, n=2, validate=lambda value: value == 8, reask=1, backend=backend)
+    assert state["a"] == [8, 8]
 
 
 @pytest.mark.parametrize("stream", [False, True])
