@@ -213,7 +213,7 @@ PEERS = {
     "ik": Engine(
         "ik",
         GGUF_FORMATS,
-        partial(_llama_server, "ik", ("--parallel", "16", "-fa", "on", "-rtr", "-cram", "0")),
+        partial(_llama_server, "ik", ("--parallel", "16", "-fa", "off", "-rtr", "-cram", "0")),
         partial(_llama_version, "ik", "ik-llama-cpp-python 0.1.5"),
         "no-n",
     ),

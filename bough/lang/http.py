@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import ssl
 import time
 import weakref
@@ -54,6 +55,8 @@ class HttpClient:
         self._base = urlunsplit(url).rstrip("/")
         self._ssl = ssl.create_default_context(cafile=verify) if verify is not None else True
         self._session: aiohttp.ClientSession | None = None
+        self._pid = 0
+        self._inherited: aiohttp.ClientSession | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
 
     async def request(self, method: str, path: str, body: Any = None) -> Any:
@@ -91,7 +94,9 @@ class HttpClient:
     @contextlib.asynccontextmanager
     async def _answer(self, method: str, path: str, body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer to a request from its status line on. What goes wrong with it is a BackendError."""
-        if self._session is None:
+        if self._session is None or self._pid != os.getpid():
+            # A forked child has connections of its own; to collect its parent's would close what the parent uses.
+            self._pid, self._inherited = os.getpid(), self._session
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),

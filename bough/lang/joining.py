@@ -25,6 +25,7 @@ class Race:
     Attributes:
         finished: numbers of the states that finished well, in the order in which they did.
         failed: numbers of those that failed.
+        fresh: the state that has just finished well, None after one that failed.
     """
 
     def __init__(self, states: Sequence[StreamExecutor], name: str | None) -> None:
@@ -32,6 +33,7 @@ class Race:
         self.name = name
         self.finished: list[int] = []
         self.failed: list[int] = []
+        self.fresh: int | None = None
         self._over: list[int] = []
         self._bell = Signal()
         for i, state in enumerate(states):
@@ -52,7 +54,8 @@ class Race:
                 continue
             i = self._over[seen]
             seen += 1
-            (self.finished if self._is_there(self.states[i]) else self.failed).append(i)
+            self.fresh = i if self._is_there(self.states[i]) else None
+            (self.failed if self.fresh is None else self.finished).append(i)
             yield None
 
     def _is_there(self, state: StreamExecutor) -> bool:
@@ -82,8 +85,8 @@ class Race:
 
 
 def first_valid(race: Race, valid: Callable[[Any], object]) -> int | None:
-    """The first finished state whose value is accepted; a ValueError rejects as False does."""
-    i = race.finished[-1] if race.finished else None
+    """The state that has just finished, if its value is accepted; a ValueError rejects as False does."""
+    i = race.fresh
     if i is None:
         return None
     try:

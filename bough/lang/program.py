@@ -141,6 +141,7 @@ class Program:
                     raise LimitExceeded(f"the program {self.name} may make {self.limits.calls} calls and made them")
             call = Call(f"n{len(self.calls)}", parent, kind, name, line, time.monotonic() - self.started)
             self.calls.append(call)
+            self._ended = False
         return call
 
     def tokens_left(self) -> int | None:
@@ -218,7 +219,7 @@ class Program:
         return found is None
 
     def end(self) -> bool:
-        """True for the first who finds the program at rest."""
+        """True for the first who finds the program at rest since its last call."""
         with self._lock:
             first = not self._ended
             self._ended = True

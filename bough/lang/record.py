@@ -82,6 +82,15 @@ class _Recorder(AsyncBackend):
     def get_model_name(self) -> str:
         return self._inner.get_model_name()
 
+    def get_server_info(self) -> Any:
+        return self._inner.get_server_info()
+
+    def flush_cache(self) -> None:
+        self._inner.flush_cache()
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        self._inner.cache_prefix(prefix_str)
+
     def _write(self, kind: str, key: str, prompt: str, result: Any, **more: Any) -> None:
         line = _line({"kind": kind, "key": key, "prompt": prompt[-200:], "result": result, **more})
         with self._lock, self._path.open("ab") as file:

@@ -72,6 +72,8 @@ def _end_loop() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_loop)
+# The first finalizer registers an exit of its own, after which none does anything: it has to come after this one.
+weakref.finalize(_Loop, int).detach()
 atexit.register(_end_loop)
 
 
@@ -86,17 +88,60 @@ def close_with(
 
     ``close`` must not refer to ``owner``. A loop that has ended by then closes nothing.
     """
-    finalizer = weakref.finalize(owner, in_background, close, loop)
+    finalizer = weakref.finalize(owner, _close_soon, close, loop)
     finalizer.atexit = False  # the loop sees to it when it ends
     with _lock:
         _finalizers[:] = [*(f for f in _finalizers if f.alive), finalizer]
     return finalizer
 
 
+class Connection:
+    """A client of a server, on the default loop. A forked child, which must not use its parent's, makes its own.
+
+    Its connections are closed by :meth:`close`, or when this is collected.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """``make`` gives a client whose ``close`` is a coroutine function."""
+        self._make = make
+        self._inherited: Any = None
+        self._connect()
+
+    @property
+    def client(self) -> Any:
+        if self._pid != os.getpid():
+            self._inherited = self._client  # kept: to collect it would close what the parent uses
+            self._connect()
+        return self._client
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def _connect(self) -> None:
+        self._pid, self._client = os.getpid(), self._make()
+        self._finalizer = close_with(self, self._client.close, default_loop())
+
+
 def in_background(work: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop) -> None:
     """Run ``work`` on ``loop``, from any thread; the end of the interpreter waits for it."""
     if loop.is_running():
         loop.call_soon_threadsafe(_begin, work)
+
+
+def _close_soon(close: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop) -> None:
+    if loop.is_running():
+        loop.call_soon_threadsafe(_begin_closing, close)
+
+
+def _begin_closing(close: Callable[[], Awaitable[Any]]) -> None:
+    earlier = [task for task in _working if task.get_loop() is asyncio.get_running_loop()]
+
+    async def closing() -> None:
+        # What was begun before, such as telling a server of an end, uses what is closed.
+        await asyncio.gather(*earlier, return_exceptions=True)
+        await close()
+
+    _begin(closing)
 
 
 def _begin(work: Callable[[], Awaitable[Any]]) -> None:
@@ -111,13 +156,16 @@ async def _close_all(loop: asyncio.AbstractEventLoop) -> None:
     for finalizer in _finalizers:
         if (found := finalizer.peek()) is not None and found[2][1] is loop:
             finalizer.detach()
-            _begin(found[2][0])
+            _begin_closing(found[2][0])
     await settled(loop)
 
 
 async def settled(loop: asyncio.AbstractEventLoop) -> None:
     """Wait on ``loop`` for what runs in its background: connections that are closed, servers that are told of ends."""
-    await asyncio.gather(*(task for task in _working if task.get_loop() is loop), return_exceptions=True)
+    await asyncio.sleep(0)  # what was asked for begins
+    while working := [task for task in _working if task.get_loop() is loop]:
+        await asyncio.gather(*working, return_exceptions=True)
+        await asyncio.sleep(0)  # and what follows from it
 
 
 def runs_here(loop: asyncio.AbstractEventLoop) -> bool:

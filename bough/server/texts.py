@@ -28,7 +28,7 @@ class UnknownText(NotFound):
     code = "unknown_text"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Text:
     """The first ``upto`` characters of ``base``, then ``rest``."""
 
@@ -36,6 +36,9 @@ class _Text:
     upto: int
     rest: str
     chain: int
+    n_bytes: int = 0
+    used: int = 1
+    """Names and texts that rest on it."""
     id: str = field(default_factory=partial(secrets.token_hex, 8))
     """No other text has it, on no other server either."""
 
@@ -57,6 +60,20 @@ class _Texts:
 
     by_node: dict[str, _Text] = field(default_factory=dict)
     n_bytes: int = 0
+
+    def name(self, node: str, text: _Text) -> None:
+        """``text`` is that of ``node`` from now on; what nothing rests on any more is gone."""
+        if text.base is not None:
+            text.base.used += 1
+        self.n_bytes += text.n_bytes
+        gone = self.by_node.pop(node, None)
+        self.by_node[node] = text
+        while gone is not None:
+            gone.used -= 1
+            if gone.used:
+                return
+            self.n_bytes -= gone.n_bytes
+            gone = gone.base
 
 
 class Kept(NamedTuple):
@@ -105,8 +122,8 @@ class ProgramTexts:
             whole = base.chain == CHAIN or prefix.program != program
             text = _Text(None, 0, base.read(upto) + rest, 0) if whole else _Text(base, upto, rest, base.chain + 1)
         known = self._programs.setdefault((tenant, program), _Texts())
-        known.by_node[node] = text
-        known.n_bytes += sum(map(sys.getsizeof, (text.rest, node, program))) + ENTRY_BYTES
+        text.n_bytes = sum(map(sys.getsizeof, (text.rest, node, program))) + ENTRY_BYTES
+        known.name(node, text)
         self._shares.put(tenant, program, known.n_bytes)
         while self._shares.size > self._most:
             self.forget(*self._shares.oldest())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,6 +44,38 @@ def chat(s: Any, question: str) -> None:
 
 def openai(server: Server, **options: Any) -> sgl.OpenAI:
     return sgl.OpenAI("tiny", base_url=server.url + "/v1", api_key="none", **options)
+
+
+def test_a_forked_child_has_connections_of_its_own(server: Server) -> None:
+    backends = [sgl.RuntimeEndpoint(server.url), openai(server)]
+    for backend in backends:
+        assert chat.run("a", backend=backend)["a"]
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            status = int(not all(chat.run("a", backend=backend)["a"] for backend in backends))
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    for backend in backends:
+        assert chat.run("a", backend=backend)["a"]
+        backend.shutdown()
+
+
+def test_openai_select_and_dtype(server: Server) -> None:
+    """A server of bough is not asked by the tokens of another tokenizer."""
+
+    @sgl.function
+    def sky(s: Any) -> None:
+        s += "The sky is" + sgl.select("colour", [" blue", " bluegreen", " red"])
+        s += " and has this many clouds: " + sgl.gen("n", dtype=int, max_tokens=4)
+
+    backend = openai(server, is_chat_model=False)
+    state = sky.run(backend=backend, temperature=0)
+    assert state["colour"] in (" blue", " bluegreen", " red") and int(state["n"]) is not None
+    assert sorted(state.get_meta_info("colour")["scores"]) == [0, 0, 1]
+    backend.shutdown()
 
 
 def test_openai_chat(server: Server) -> None:

@@ -173,6 +173,25 @@ def test_a_batch_of_a_program_that_waits_for_an_answer_begins() -> None:
         guess.trace(secret="b")
 
 
+def test_a_program_that_goes_on_is_ended_again() -> None:
+    ended: list[str] = []
+
+    class Told(sgl.FakeBackend):
+        def end_program(self, s: Any) -> None:
+            ended.append(s.program.id)
+
+    @sgl.function
+    def talk(s: Any) -> None:
+        s += "a" + sgl.gen("v")
+
+    state = talk.run(backend=Told())
+    state.sync()
+    state += sgl.gen("w")
+    assert state["w"] == "ok"
+    state.sync()
+    assert ended == [state._executor.program.id] * 2
+
+
 def test_a_batch_needs_no_prefix() -> None:
     class Unable(sgl.FakeBackend):
         def cache_prefix(self, prefix_str: str) -> None:

@@ -107,6 +107,18 @@ def test_join_takes_all_that_was_asked_of_the_winner() -> None:
         both.run(mode="first_valid", name="v", backend=Gated(answers | {"c": "FAIL", "d": "FAIL"}))
 
 
+def test_each_value_is_judged_once() -> None:
+    judged: list[Any] = []
+
+    def valid(value: Any) -> bool:
+        judged.append(value)
+        return False
+
+    with pytest.raises(sgl.ProgramError, match="first_valid"):
+        vote.run("abc", mode="first_valid", name="v", valid=valid, backend=Gated({"a": "1", "b": "FAIL", "c": "FAIL"}))
+    assert judged == ["1"]
+
+
 def test_what_decides_a_join_may_give_anything_and_fail() -> None:
     backend = Gated({"a": "1", "b": "2", "c": "1"})
     assert vote.run("abc", mode="majority", name="v", key=lambda v: [v], backend=backend).ret_value == [0, 2]

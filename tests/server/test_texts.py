@@ -67,6 +67,20 @@ def test_programs_go_as_a_whole_the_longest_unused_first() -> None:
     assert texts.keep("", "f", "n", None, "f" * 4000).chars == 4000
 
 
+def test_what_was_replaced_takes_no_room() -> None:
+    texts = ProgramTexts(100_000)
+    texts.keep("", "other", "n", None, "o" * 1000)
+    for turn in range(200):
+        assert texts.keep("", "p", "n", None, f"{turn}" * 10_000).chars
+    assert texts.find("", Prefix(program="other", node="n")) == "o" * 1000
+    # A text stays as long as others rest on it, whatever its name stands for by then.
+    texts.keep("", "p", "n", None, "a" * 50_000)
+    texts.keep("", "p", "m", Prefix(program="p", node="n"), "b")
+    texts.keep("", "p", "n", None, "c")
+    assert texts.find("", Prefix(program="p", node="m")) == "a" * 50_000 + "b"
+    assert not texts.keep("", "p", "x", None, "d" * 60_000).chars
+
+
 def test_one_tenants_texts_cost_no_other_tenants() -> None:
     texts = ProgramTexts(20_000)
     assert texts.keep("a", "p", "n", None, "a" * 5000).chars == 5000

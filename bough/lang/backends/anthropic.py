@@ -11,7 +11,7 @@ from bough.lang.errors import BackendError
 from bough.lang.http import CUT, retry_after
 from bough.lang.params import SglSamplingParams
 from bough.lang.templates import get_chat_template
-from bough.lang.waiting import close_with, default_loop
+from bough.lang.waiting import Connection
 from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
@@ -28,12 +28,16 @@ class Anthropic(AsyncBackend):
         self.model_name = model_name
         self.chat_template = get_chat_template("claude")
         kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
-        self.client: Any = anthropic.AsyncAnthropic(*args, **kwargs)
-        self._finalizer = close_with(self, self.client.close, default_loop())
+        self._connection = Connection(lambda: anthropic.AsyncAnthropic(*args, **kwargs))
+
+    @property
+    def client(self) -> Any:
+        """Anthropic's client."""
+        return self._connection.client
 
     def shutdown(self) -> None:
         """Close the connections; there are no calls after this."""
-        self._finalizer()
+        self._connection.close()
 
     def get_model_name(self) -> str:
         return self.model_name

@@ -109,7 +109,8 @@ class RuntimeEndpoint(AsyncBackend):
             self.tell_end(s)
 
     async def aend_program(self, program: str, how: Literal["cancel", "end"]) -> None:
-        with suppress(BackendError):  # the server forgets programs by itself
+        # The server forgets programs by itself; at the end of the process the session is closed.
+        with suppress(BackendError, RuntimeError):
             await self._http.request("POST", f"/v1/programs/{program}/{how}")
 
     def wants_text(self, s: StreamExecutor) -> bool:

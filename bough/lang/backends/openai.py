@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +18,9 @@ from bough.lang.backends.base import AsyncBackend, Generated
 from bough.lang.choices import ChoicesDecision, ChoicesSamplingMethod
 from bough.lang.errors import BackendError, Unsupported
 from bough.lang.http import CUT, retry_after
-from bough.lang.params import SglSamplingParams
+from bough.lang.params import SglSamplingParams, apply_dtype
 from bough.lang.templates import ChatTemplate, get_chat_template_by_model_path
-from bough.lang.waiting import close_with, default_loop
+from bough.lang.waiting import Connection
 from bough.lang.wrapping import in_one_piece, unwrapped, wrap
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class OpenAI(AsyncBackend):
         import openai
 
         kwargs.setdefault("max_retries", 0)  # programs repeat what may pass
-        self.client: Any = (openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI)(*args, **kwargs)
-        self._finalizer = close_with(self, self.client.close, default_loop())
+        kind: Any = openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI
+        self._connection = Connection(lambda: kind(*args, **kwargs))
         self.model_name = model_name
         self.chat_template = chat_template or get_chat_template_by_model_path(model_name)
         self.is_chat_model = model_name not in INSTRUCT_MODEL_NAMES if is_chat_model is None else is_chat_model
@@ -95,9 +96,14 @@ class OpenAI(AsyncBackend):
         self._elsewhere = "api.openai.com" not in str(self.client.base_url) and not is_azure
         self._told: bool | None = None if self._elsewhere else False
 
+    @property
+    def client(self) -> Any:
+        """OpenAI's client."""
+        return self._connection.client
+
     def shutdown(self) -> None:
         """Close the connections; there are no calls after this."""
-        self._finalizer()
+        self._connection.close()
 
     def get_model_name(self) -> str:
         return self.model_name
@@ -111,7 +117,9 @@ class OpenAI(AsyncBackend):
             await self._call(self.client.post(f"/programs/{program}/{how}", cast_to=object))
 
     async def agenerate(self, s: StreamExecutor, sampling_params: SglSamplingParams) -> Generated:
-        if sampling_params.dtype is not None:
+        if await self._is_told():
+            apply_dtype(sampling_params)
+        elif sampling_params.dtype is not None:
             return await self._of_dtype(s, sampling_params)
         wrapped = await self._wrapped(s, sampling_params)
         kwargs = await self._kwargs(s, sampling_params)
@@ -143,7 +151,9 @@ class OpenAI(AsyncBackend):
     async def agenerate_stream(
         self, s: StreamExecutor, sampling_params: SglSamplingParams
     ) -> AsyncIterator[tuple[str, Any]]:
-        if sampling_params.dtype is not None:
+        if await self._is_told():
+            apply_dtype(sampling_params)
+        elif sampling_params.dtype is not None:
             raise ValueError(f"Unknown dtype: {sampling_params.dtype}")
         wrapped = await self._wrapped(s, sampling_params)
         pieces = self._pieces(s, await self._kwargs(s, sampling_params))
@@ -179,6 +189,12 @@ class OpenAI(AsyncBackend):
                 "select/choices is not supported for chat models. "
                 "Please try to use a non-chat model such as gpt-3.5-turbo-instruct"
             )
+        if await self._is_told():  # it takes the same tokens, and its tokenizer is not known here
+            longest = max(len(choice.encode()) for choice in choices)
+            pattern = "|".join(map(re.escape, choices))
+            params = SglSamplingParams(max_new_tokens=longest + 1, temperature=temperature, regex=pattern)
+            text, meta = await self.agenerate(s, params)
+            return ChoicesDecision(str(text), {**meta, "scores": [int(choice == text) for choice in choices]})
         encode = self._tokenizer().encode
         ids = [encode(choice) for choice in choices]
         prompt, scores = encode(s.text_), [0] * len(choices)
