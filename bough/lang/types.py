@@ -118,12 +118,17 @@ def schema_of(wanted: Any) -> dict[str, Any]:
     """
     if isinstance(wanted, dict):
         return dict(wanted)
+    return dict(_closed(_schema(wanted)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema(wanted: Any) -> Any:
     if not pydantic_reads(wanted):
-        return dict(_closed(msgspec.json.schema(wanted)))
+        return msgspec.json.schema(wanted)
     from pydantic import PydanticUserError
 
     try:
-        return dict(_closed(adapter_of(wanted).json_schema()))
+        return adapter_of(wanted).json_schema()
     except PydanticUserError as error:
         raise TypeError(str(error)) from error
 
@@ -134,6 +139,7 @@ def convert(value: Any, wanted: Any) -> Any:
     return msgspec.convert(value, wanted) if adapter is None else adapter.validate_python(value)
 
 
+@functools.lru_cache(maxsize=1024)
 def adapter_of(wanted: Any) -> Any:
     """Pydantic's reader of a type that only it can read; None of any other, which msgspec reads."""
     if not pydantic_reads(wanted):
