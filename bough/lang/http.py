@@ -85,7 +85,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close all connections; a later request opens new ones."""
-        if self._session is not None:
+        if self._session is not None and self._pid == os.getpid():
             assert self._finalizer is not None
             self._finalizer.detach()
             session, self._session = self._session, None
