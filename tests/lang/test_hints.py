@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import bough as sgl
-from bough.lang.habits import Habits
+from bough.lang.habits import PLACES, Habits
 from bough.lang.tools import _expected_pause, as_tool
 
 from .openai_stub import answering
@@ -215,3 +215,13 @@ def test_priorities_are_of_programs_and_of_single_uses() -> None:
     for used in (program, program.bind(), program.options(priority=-1), program.options(priority=0)):
         used.run(backend=backend).sync()
     assert [t.get("priority") for t in backend.told["a"]] == [3, 3, -1, None]
+
+
+def test_places_that_programs_make_up_are_forgotten() -> None:
+    habits = Habits()
+    for i in range(10 * PLACES):
+        for _ in range(2):
+            habits.learn((None, f"n{i}"), f"what follows the answer {i}")
+            habits.paused((None, f"n{i}"), 1.0)
+    assert habits.after((None, f"n{i}")).endswith(str(i)) and habits.pause((None, f"n{i}")) == (1.0, 2)
+    assert not habits.after((None, "n0")) and habits.pause((None, "n0")) == (None, 0)
