@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -44,23 +41,6 @@ def chat(s: Any, question: str) -> None:
 
 def openai(server: Server, **options: Any) -> sgl.OpenAI:
     return sgl.OpenAI("tiny", base_url=server.url + "/v1", api_key="none", **options)
-
-
-def test_a_forked_child_has_connections_of_its_own(server: Server) -> None:
-    backends = [sgl.RuntimeEndpoint(server.url), openai(server)]
-    for backend in backends:
-        assert chat.run("a", backend=backend)["a"]
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            status = int(not all(chat.run("a", backend=backend)["a"] for backend in backends))
-        finally:
-            os._exit(status)
-    assert os.waitpid(child, 0)[1] == 0
-    for backend in backends:
-        assert chat.run("a", backend=backend)["a"]
-        backend.shutdown()
 
 
 def test_openai_select_and_dtype(server: Server) -> None:
@@ -265,41 +245,6 @@ def test_the_client_survives_what_servers_do() -> None:
     asyncio.run(main())
     with pytest.raises(ValueError, match="not an http"):
         HttpClient("localhost:3000")
-
-
-DROPS = """
-import gc, sys, warnings
-import bough as sgl
-warnings.simplefilter("error")
-sys.unraisablehook = lambda found: print("unraisable", found.exc_value, found.object, file=sys.stderr)
-
-@sgl.function
-def program(s):
-    s += sgl.user("x") + sgl.assistant(sgl.gen("a", max_tokens=2))
-
-backends = [
-    sgl.RuntimeEndpoint(URL), sgl.RuntimeEndpoint(URL),
-    *(sgl.OpenAI("tiny", base_url=URL + "/v1", api_key="none") for _ in range(2)),
-]
-for backend in backends:
-    assert isinstance(program.run(backend=backend)["a"], str)
-backends[1].shutdown()
-backends[2].shutdown()
-del backend, backends[3]
-gc.collect()
-print("done")
-"""
-
-
-def test_connections_are_closed_by_hand_when_dropped_and_at_the_end(server: Server) -> None:
-    """Warnings of what was left open are written by the interpreter as it ends."""
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", DROPS.replace("URL", repr(server.url))],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout == "done\n"
-    assert not [line for line in done.stderr.splitlines() if "unclosed" in line.lower() or "unraisable" in line]
-    assert "never awaited" not in done.stderr and "was destroyed" not in done.stderr
 
 
 def test_credentials_and_broken_servers() -> None:

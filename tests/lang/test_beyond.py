@@ -159,16 +159,19 @@ def test_one_item_of_a_batch_fails_alone() -> None:
 
 
 def test_a_batch_of_a_program_that_waits_for_an_answer_begins() -> None:
+    turns: list[str] = []
+
     @sgl.function
     def guess(s: Any, secret: str) -> None:
         s += "Guess the word.\n"
         while True:
+            turns.append(secret)
             s += sgl.gen("word") + "\n"
             if s["word"] == secret:
                 return
 
     states = guess.run_batch([{"secret": "b"}] * 2, backend=sgl.FakeBackend({"": ["a", "b"]}))
-    assert [s["word"] for s in states] == ["b", "b"]
+    assert [s["word"] for s in states] == ["b", "b"] and len(turns) == 1 + 3
     with pytest.raises(sgl.ProgramError, match="does not end"):
         guess.trace(secret="b")
 
