@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from benchmarks.peers.floors import Limits
 from benchmarks.peers.home import ROOT
@@ -22,9 +23,9 @@ def measure(threads: int) -> Limits:
     return Limits(**json.loads(done.stdout))
 
 
-def best(a: Limits, b: Limits) -> Limits:
-    """The higher of each: what disturbs a measurement lowers it."""
-    return Limits(max(a.read_gb_s, b.read_gb_s), max(a.bf16_gflop_s, b.bf16_gflop_s), max(a.int8_gop_s, b.int8_gop_s))
+def middle(found: Sequence[Limits]) -> Limits:
+    """The median of each: these rates drift by half within minutes where a machine is shared."""
+    return Limits(*(round(median(getattr(one, name) for one in found), 1) for name in Limits.__slots__))
 
 
 def _least(function: Callable[[], object], seconds: float) -> float:

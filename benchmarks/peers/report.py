@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.engines import DEFAULT_PEERS, PEERS
+from benchmarks.peers.floors import Limits
 from benchmarks.peers.home import Home
+from benchmarks.peers.limits import middle
 from benchmarks.peers.rows import GOALS, RECORDED_IK, ROWS, Goal
 from bough.bench.measures import table
 
@@ -84,12 +86,10 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def _machine(report: Mapping[str, Any]) -> str:
-    about, limits = report["machine"], report["limits"]
+    about = report["machine"]
     return (
         f"bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
-        f"{report['threads']} threads; medians of {report['plan']['repeats']}, seed {report['plan']['seed']}. "
-        f"Measured limits: read {limits['read_gb_s']:.0f} GB/s, bf16 products {limits['bf16_gflop_s']:.0f} GFLOP/s, "
-        f"int8 products {limits['int8_gop_s']:.0f} GOP/s."
+        f"{report['threads']} threads; medians of {report['plan']['repeats']}, seed {report['plan']['seed']}."
     )
 
 
@@ -178,9 +178,13 @@ def _details(name: str, row: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{key} {value:g}" for key, value in row["sizes"].items())
     shown = table(figures, columns, "contender") if figures else "Nobody finished."
     title = ROWS[name].workload.title
-    return f"{title[0].upper()}{title[1:]} ({sizes}); floor {row['floor_s']:.3g} s.\n\n{shown}" + (
-        "\n\n" + "\n".join(notes) if notes else ""
+    limits = middle([Limits(**found) for found in row["limits"]])
+    about = (
+        f"{title[0].upper()}{title[1:]} ({sizes}). Floor {row['floor_s']:.3g} s, as the machine read "
+        f"{limits.read_gb_s:.0f} GB/s and multiplied {limits.bf16_gflop_s:.0f} GFLOP/s in bf16 and "
+        f"{limits.int8_gop_s:.0f} GOP/s in int8."
     )
+    return "\n\n".join([about, shown, *(["\n".join(notes)] if notes else [])])
 
 
 def unequal(row: Mapping[str, Any]) -> Iterator[str]:

@@ -15,8 +15,8 @@ from benchmarks.peers import models
 from benchmarks.peers.engines import KV_TOKENS, Contender, Engine, Settings
 from benchmarks.peers.floors import WEIGHTS, Limits, floor, record, shape_of
 from benchmarks.peers.home import Unavailable
-from benchmarks.peers.limits import best
 from benchmarks.peers.limits import measure as measure_limits
+from benchmarks.peers.limits import middle
 from benchmarks.peers.process import Usage, resident_bytes, usage
 from benchmarks.peers.rows import BITS, GOAL_MACHINE, Row
 from benchmarks.peers.running import Running, start
@@ -130,14 +130,12 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
         "versions": {},
         "started": {},
         "skipped": {},
-        "limits": {},
         "rows": {},
     }
     for model in dict.fromkeys(row.model for row in plan.rows):
         if not (models.folder(settings.home, model) / "config.json").exists():
             raise Unavailable("there are no models yet: `python -m benchmarks.peers setup`")
     deadline = time.monotonic() + plan.minutes * 60
-    limits = measure_limits(settings.threads)
     for (model, bits), group in groupby(plan.rows, lambda r: (r.model, r.bits)):
         rows = list(group)
         contenders = [Contender(e, f) for e in plan.engines for f in e.formats if BITS[f] == bits]
@@ -150,13 +148,13 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
                     if time.monotonic() > deadline:
                         into["note"] = "not run: the time was over"
                         continue
-                    into["cells"] |= run_row(row, entered, field, plan)
+                    cells, limits = run_row(row, entered, field, plan, settings.threads)
+                    into["cells"] |= cells
+                    into.setdefault("limits", []).extend(asdict(found) for found in limits)
+                    add_floor(into, row, settings)
                     write(output, report)
             finally:
                 field.close()
-        limits = best(limits, measure_limits(settings.threads))
-        add_floors(report, rows, settings, limits)
-        write(output, report)
     return report
 
 
@@ -181,19 +179,26 @@ def blocks(
         yield block
 
 
-def run_row(row: Row, contenders: Sequence[Contender], field: Field, plan: Plan) -> dict[str, Any]:
-    """All repeats of all contenders, in turn: A B C, A B C, A B C. A contender that fails has no further turn."""
+def run_row(
+    row: Row, contenders: Sequence[Contender], field: Field, plan: Plan, threads: int
+) -> tuple[dict[str, Any], list[Limits]]:
+    """All repeats of all contenders, in turn: A B C, A B C, A B C. A contender that fails has no further turn.
+
+    With what the machine could do before, between and after the repeats.
+    """
     cells = {c: Cell() for c in contenders}
     for contender, cell in cells.items():
         if not field.revive(contender):
             cell.note = "could not be started again"
             continue
         _attempt(row, contender, field, plan, cell, None)
+    limits = [measure_limits(threads)]
     for repeat in range(plan.repeats):
         for contender, cell in cells.items():
             if cell.note is None and not (repeat and _hopeless(cell, cells.values(), plan)):
                 _attempt(row, contender, field, plan, cell, repeat)
-    return {c.name: cell.result() for c, cell in cells.items()}
+        limits.append(measure_limits(threads))
+    return {c.name: cell.result() for c, cell in cells.items()}, limits
 
 
 def _hopeless(cell: Cell, cells: Iterable[Cell], plan: Plan) -> bool:
@@ -261,21 +266,16 @@ def _once(
     return figures, next((call.error for call in calls if call.error), None)
 
 
-def add_floors(report: dict[str, Any], rows: Sequence[Row], settings: Settings, limits: Limits) -> None:
-    """Write each row's floor here and on the goal machine."""
-    report["limits"] = asdict(limits)
-    for row in rows:
-        into = report["rows"][row.name]
-        if not into["cells"]:
-            continue
-        path = models.folder(settings.home, row.model)
-        sizes = dict(row.sizes)
-        if row.work == "json":
-            sizes["out"] = _generated(into) or sizes["out"]
-        asks = record(path, row.workload, sizes, "floor")
-        of = (asks, int(sizes["concurrency"]), shape_of(path), WEIGHTS[row.bits])
-        into["floor_s"] = round(floor(*of, limits), 4)
-        into["goal_machine_floor_s"] = round(floor(*of, GOAL_MACHINE), 4)
+def add_floor(into: dict[str, Any], row: Row, settings: Settings) -> None:
+    """Write the row's floor here, by the medians of its limits, and on the goal machine."""
+    path = models.folder(settings.home, row.model)
+    sizes = dict(row.sizes)
+    if row.work == "json":
+        sizes["out"] = _generated(into) or sizes["out"]
+    asks = record(path, row.workload, sizes, "floor")
+    of = (asks, int(sizes["concurrency"]), shape_of(path), WEIGHTS[row.bits])
+    into["floor_s"] = round(floor(*of, middle([Limits(**found) for found in into["limits"]])), 4)
+    into["goal_machine_floor_s"] = round(floor(*of, GOAL_MACHINE), 4)
 
 
 def _generated(row: dict[str, Any]) -> float | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
+from bough.device.platform.cpu import usable_processors
 
 
 class Defaults(NamedTuple):
@@ -16,9 +16,9 @@ class Defaults(NamedTuple):
 
     Attributes:
         max_running: sequences in one step.
-        step_tokens: tokens of one step. A CPU is bound by arithmetic from some hundred on, so a larger budget would
-            only make everybody wait longer for it: running streams, and whoever arrives; a smaller one lets more decode
-            tokens ride along with prompts. A GPU needs thousands to be.
+        step_tokens: tokens of one step, of each thread of a CPU. Two threads are bound by arithmetic from some fifty
+            tokens on, so a larger budget would only make everybody wait longer for it: running streams, and whoever
+            arrives; a smaller one lets more decode tokens ride along with prompts. A GPU needs thousands to be.
         memory_share: of what is free after loading. A CPU's memory is others', too.
     """
 
@@ -29,7 +29,9 @@ class Defaults(NamedTuple):
 
 MOST_THREADS = 1024
 
-DEFAULTS = {"cpu": Defaults(64, 128, 0.4), "cuda": Defaults(256, 8192, 0.9)}
+MOST_DEFAULT_TOKENS = 1024
+
+DEFAULTS = {"cpu": Defaults(64, 48, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
 def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
@@ -61,7 +63,12 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
         raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
     max_running = _at_least_one("max_running", schedule.max_running) or defaults.max_running
     step_tokens = _at_least_one("step_tokens", schedule.step_tokens)
-    step_tokens = step_tokens or max(defaults.step_tokens, 2 * max_running)
+    if step_tokens is None:
+        step_tokens = defaults.step_tokens
+        if device == "cpu":
+            step_tokens = min(step_tokens * (threads or usable_processors()), MOST_DEFAULT_TOKENS)
+        # Prompts get on when all rows run, too.
+        step_tokens = max(step_tokens, max_running * 3 // 2)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
@@ -77,7 +84,7 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
 
 def _depth(device: Literal["cpu", "cuda"], threads: int | None) -> Literal[0, 1]:
     """Whether the host works while the device computes: on a core that computes, it would take what it saves."""
-    spare = threads is not None and threads < len(os.sched_getaffinity(0))
+    spare = threads is not None and threads < usable_processors()
     return 1 if device == "cuda" or spare else 0
 
 

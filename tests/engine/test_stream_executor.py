@@ -167,6 +167,19 @@ def test_the_host_works_beside_a_device_that_leaves_it_a_core(
     assert resolve(config, device).schedule.depth == depth
 
 
+@pytest.mark.parametrize(
+    ("threads", "running", "asked", "tokens"),
+    [(None, None, None, 144), (2, None, None, 96), (1, None, None, 96), (1, 8, None, 48), (2, 200, None, 300),
+     (100, None, None, 1024), (100, 1024, None, 1536), (2, None, 70, 70)],
+)  # fmt: skip
+def test_a_step_of_a_cpu_takes_about_as_long_with_any_number_of_threads(
+    threads: int | None, running: int | None, asked: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    schedule = ScheduleConfig(max_running=running, step_tokens=asked)
+    assert resolve(Config(device=DeviceConfig(threads=threads), schedule=schedule)).schedule.step_tokens == tokens
+
+
 def test_what_needs_a_gpu_says_so() -> None:
     for config in (
         Config(model=ModelConfig(dtype="float16")),

@@ -14,6 +14,15 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx51
 UNLIMITED = 1 << 60
 
 
+def usable_processors(root: Path = Path("/")) -> int:
+    """Processors that this process may run on, less what a control group's quota forbids."""
+    n = len(os.sched_getaffinity(0))
+    quota = _read(root / "sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
+        n = min(n, max(1, int(quota[0]) // int(quota[1])))
+    return n
+
+
 class CpuPlatform:
     """:class:`bough.device.platform.base.Platform` of this machine's processors."""
 
@@ -26,16 +35,8 @@ class CpuPlatform:
         """
         self.device = torch.device("cpu")
         self._root = root
-        self.threads = threads or self.usable_processors()
+        self.threads = threads or usable_processors(root)
         torch.set_num_threads(self.threads)
-
-    def usable_processors(self) -> int:
-        """Processors that this process may run on, less what a control group's quota forbids."""
-        n = len(os.sched_getaffinity(0))
-        quota = self._read("sys/fs/cgroup/cpu.max").split()
-        if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
-            n = min(n, max(1, int(quota[0]) // int(quota[1])))
-        return n
 
     def free_memory(self) -> int:
         """Bytes available without swapping, within the limit of the control group."""
@@ -85,7 +86,11 @@ class CpuPlatform:
         return int(text) if text.isdecimal() else None
 
     def _read(self, path: str | Path) -> str:
-        try:
-            return (self._root / path).read_text()
-        except OSError:
-            return ""
+        return _read(self._root / path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
