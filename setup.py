@@ -29,7 +29,7 @@ class BuildKernels(build_ext):
         target = Path(self.get_ext_fullpath(extension.name))
         try:
             print(f"bough: kernels for {', '.join(build.compile_library(target))}")
-        except build.BuildError as error:
+        except Exception as error:
             print(f"bough: no compiled kernels: {error}")
 
 

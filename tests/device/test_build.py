@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bough.base.errors import ConfigError
+from bough.base.folders import user_cache
 from bough.device.ops import build, library
 
 
@@ -48,6 +50,19 @@ def test_two_processes_build_one_library(fresh: Path, monkeypatch: pytest.Monkey
     assert found is not None and str(found.path) in paths
     assert found.digest() == build.source_digest()
 
+    whole = found.path.read_bytes()
+    monkeypatch.setattr(build, "compile_library", lambda target: target.write_bytes(whole))
+    for damaged in (whole[: len(whole) // 2], b"", whole[:5000] + b"x" + whole[5001:]):
+        found.path.unlink()  # not written over: this process has it open
+        found.path.write_bytes(damaged)
+        assert build.cached_library() == found.path and found.path.read_bytes() == whole
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.cached_library() == found.path
+    found.path.unlink()
+    found.path.write_bytes(whole[:5000])
+    with pytest.raises(build.BuildError, match="no-such-compiler"):
+        build.cached_library()
+
 
 def test_a_compiler_that_takes_too_long_ends_with_its_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held, wrapper = tmp_path / "held", tmp_path / "compiler"
@@ -80,6 +95,27 @@ def test_a_compiler_that_fails_is_quoted(fresh: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CXX", str(script))
     with pytest.raises(build.BuildError, match="out of paper"):
         build.cached_library()
+
+
+@pytest.mark.parametrize("compiler", ["g++ 'x", "{tmp}/c++", "{tmp}/text"])
+def test_no_compiler_however_odd_stops_a_start(
+    compiler: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, script in {"c++": "#!/bin/sh\nprintf 'caf\\351' >&2\nexit 1\n", "text": "no program"}.items():
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CXX", compiler.format(tmp=tmp_path))
+    assert library.load().library is None
+
+
+def test_a_user_without_a_home_gets_plain_torch(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987654)
+    found = library.load()
+    assert found.library is None and "XDG_CACHE_HOME" in found.reason
+    with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):
+        user_cache()
 
 
 def test_a_cache_that_cannot_be_written_is_named(fresh: Path) -> None:

@@ -41,6 +41,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 COMPILE_SECONDS = 900
 
+SEAL_BYTES = 32
+"""A library ends with the SHA-256 of all before it, which loaders do not look at: half of one ends the process."""
+
 
 class BuildError(Exception):
     """The library could not be built; the message says why, for the operator."""
@@ -58,7 +61,10 @@ def source_digest() -> str:
 
 def find_compiler() -> list[str]:
     """The C++ compiler as a command: $CXX, else c++, g++ or clang++; BuildError if there is none."""
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"$CXX is no command: {error}") from error
     for command in [chosen] if chosen else [["c++"], ["g++"], ["clang++"]]:
         if path := shutil.which(command[0]):
             return [path, *command[1:]]
@@ -85,26 +91,45 @@ def compile_library(target: Path) -> list[str]:
             _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
             target.parent.mkdir(parents=True, exist_ok=True)
             beside = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copy(library, beside)
+            content = library.read_bytes()
+            with beside.open("wb") as file:
+                file.write(content + hashlib.sha256(content).digest())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.chmod(0o755)
             os.replace(beside, target)
     except OSError as error:
         raise BuildError(f"building the kernels failed: {error}") from error
     return list(built)
 
 
+def is_whole(library: Path) -> bool:
+    """Whether nothing of a library that was compiled here is missing or damaged."""
+    content = library.read_bytes()
+    return hashlib.sha256(content[:-SEAL_BYTES]).digest() == content[-SEAL_BYTES:]
+
+
 def cached_library(folder: Path | None = None) -> Path:
     """The library from the cache folder, built if it is not there; processes that ask at once build it once.
 
-    Raises BuildError if it cannot be built or the folder cannot be written.
+    Where there is no compiler any more, what another one has built of these sources will do. Raises BuildError if
+    there is nothing, and it cannot be built or the folder cannot be written.
     """
     folder = folder or cache_folder()
+    name = "kernels-" + hashlib.sha256(f"{source_digest()} {platform.machine()}".encode()).hexdigest()[:24]
     try:
-        target = folder / f"kernels-{_cache_key()}.so"
-        if target.is_file():
+        try:
+            target = folder / f"{name}-{_compiler_digest()}.so"
+        except BuildError:
+            for found in folder.glob(f"{name}-*.so"):
+                if is_whole(found):
+                    return found
+            raise
+        if target.is_file() and is_whole(target):
             return target
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
-            if not target.is_file():
+            if not (target.is_file() and is_whole(target)):
                 compile_library(target)
     except OSError as error:
         raise BuildError(f"the cache folder {folder} is not usable: {error}") from error
@@ -112,14 +137,17 @@ def cached_library(folder: Path | None = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/bough, or ~/.cache/bough."""
+    """$XDG_CACHE_HOME/bough, or ~/.cache/bough. Raises BuildError for a user without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "bough"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "bough"
+    except RuntimeError as error:
+        raise BuildError("there is no home folder to cache kernels in: set XDG_CACHE_HOME") from error
 
 
-def _cache_key() -> str:
-    version = _run([*find_compiler(), "--version"])
-    return hashlib.sha256(f"{source_digest()} {platform.machine()} {version}".encode()).hexdigest()[:24]
+def _compiler_digest() -> str:
+    """Another compiler may know more instruction sets."""
+    return hashlib.sha256(_run([*find_compiler(), "--version"]).encode()).hexdigest()[:8]
 
 
 def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> dict[str, Path]:
@@ -131,8 +159,9 @@ def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> di
         command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
         # A group of its own: the compiler proper is the driver's child, and would outlive it.
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            start_new_session=True,
+        )  # fmt: skip
         running[name] = (process, target)
     built, complaint = {}, ""
     try:
@@ -156,9 +185,11 @@ def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> di
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{command[0]} took longer than {COMPILE_SECONDS} s") from error
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
     return done.stdout
