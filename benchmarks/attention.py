@@ -25,6 +25,7 @@ from bough.bench.machine import facts
 from bough.device.ops.cells import Cells
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
+from bough.device.ops.pages import advise_huge_pages
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.models.base import CacheSpec, KVShape
 from bough.worker.kv_pool import KVPool
@@ -125,11 +126,21 @@ class Bench:
         }
 
 
-def measure(problem: Problem, gather: bool, ops: Ops, seconds: float) -> dict[str, Any]:
+def read_rate(big: Tensor) -> float:
+    """GB/s of reading what no cache holds, now: it drifts where a machine is shared."""
+    times = []
+    for _ in range(9):
+        begin = time.perf_counter()
+        big.sum()
+        times.append(time.perf_counter() - begin)
+    return big.nbytes / statistics.median(times) / 1e9
+
+
+def measure(problem: Problem, gather: bool, ops: Ops, seconds: float, big: Tensor) -> dict[str, Any]:
     bench = Bench(problem, ops)
     found: dict[str, Any] = {
         "heads": list(problem.heads), "rows": problem.n_rows, "length": problem.length, "new": problem.new,
-        "kv_dtype": str(problem.kv_dtype).removeprefix("torch."),
+        "kv_dtype": str(problem.kv_dtype).removeprefix("torch."), "read_gbs": round(read_rate(big), 1),
     }  # fmt: skip
     found["kernel"] = bench.figures(bench.time(bench.kernel, seconds))
     if problem.shared:
@@ -178,8 +189,8 @@ PARTS = {"decode": decode, "dtypes": dtypes, "extend": extend, "cascade": cascad
 def table(result: dict[str, Any]) -> str:
     """Of each problem: what the kernel takes, and how many times as long it takes otherwise."""
     lines = [
-        "| rows | tokens | new | shared | heads | us | GB/s | GFLOP/s | beside |",
-        "|--:|--:|--:|--:|---|--:|--:|--:|---|",
+        "| rows | tokens | new | shared | heads | us | GB/s | the machine reads | GFLOP/s | beside |",
+        "|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
     ]
     for found in (row for part in ("decode", "extend", "cascade") for row in result.get(part, ())):
         best, other, name = found["kernel"], found.get("gather_sdpa"), "gathered"
@@ -187,7 +198,16 @@ def table(result: dict[str, Any]) -> str:
             best, other, name = found["cascade"], found["kernel"], "each row by itself"
         beside = "" if other is None else f"{name}: {other['us'] / best['us']:.1f}x"
         heads, sizes = "{}/{} of {}".format(*found["heads"]), (found["rows"], found["length"], found["new"])
-        cells = *sizes, found.get("shared", 0), heads, best["us"], best["gbs"], best["gflops"], beside
+        cells = (
+            *sizes,
+            found.get("shared", 0),
+            heads,
+            best["us"],
+            best["gbs"],
+            found["read_gbs"],
+            best["gflops"],
+            beside,
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -209,12 +229,15 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     ops = resolve_ops("auto")
+    big = torch.empty(1 << 26)
+    advise_huge_pages(big)
+    big.fill_(1)
     result: dict[str, Any] = {"benchmark": "attention", "machine": facts(), "kernels": ops.reason}
     if arguments.output is not None and arguments.output.exists():
         result = json.loads(arguments.output.read_text()) | result
     result["threads"] = arguments.threads
     for part in arguments.parts.split(","):
-        result[part] = [measure(*case, ops, arguments.seconds) for case in PARTS[part]()]
+        result[part] = [measure(*case, ops, arguments.seconds, big) for case in PARTS[part]()]
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -30,8 +30,8 @@ Multiply = Callable[[Tensor], Tensor]
 
 SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
-KINDS = ("onednn", "bf16", "int8", "q8", "q4", "q4_min", "torch int8", "torch int4")
-ROUNDED = {"int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`"}
+KINDS = ("onednn", "bf16", "int8", "q8", "q4", "q4_min", "q4_k", "q6_k", "torch int8", "torch int4")
+ROUNDED = {"int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K"}
 MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
 CACHE_BYTES = 80 << 20
 SECONDS = 0.15

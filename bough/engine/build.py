@@ -24,7 +24,7 @@ from bough.device.layers.dummy import DummyContext
 from bough.device.lora.pool import AdapterPool
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.device.platform.base import Platform
-from bough.device.platform.cpu import CpuPlatform
+from bough.device.platform.cpu import CpuPlatform, usable_processors
 from bough.device.platform.cuda import CudaPlatform, device_of
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
@@ -115,6 +115,10 @@ def build(config: Config) -> EngineCore:
             executor = StreamExecutor(lambda: _build_worker(config, CudaPlatform(), checkpoint, sizes))
         else:
             platform = CpuPlatform(config.device.threads)
+            if platform.threads > (usable := usable_processors()):
+                log.warning(
+                    "%d threads share %d processors, and wait for each other at every step", platform.threads, usable
+                )
             driven = LocalExecutor if schedule.depth else StreamExecutor
             executor = driven(lambda: _build_worker(config, platform, checkpoint, sizes))
     finally:

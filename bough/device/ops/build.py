@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -21,6 +22,8 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "csrc"
 PACKAGED = Path(__file__).parent / "kernels.so"
@@ -130,6 +133,7 @@ def cached_library(folder: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not (target.is_file() and is_whole(target)):
+                log.info("compiling the kernels for this processor, once; this takes a minute or two")
                 compile_library(target)
     except OSError as error:
         raise BuildError(f"the cache folder {folder} is not usable: {error}") from error
