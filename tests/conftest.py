@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from bough.base.errors import ConfigError
 
 # Read when Triton is first imported, whoever does it: without a GPU its kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """What torch allocates is full of NaN, or of the largest integers: an element that nobody writes shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(3).isnan().all()
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from bough.device.ops.cells import read_cells, write_cells
+from bough.device.ops.cells import Cells, QuantizedCells, read_cells, write_cells
 from bough.device.ops.heads import HeadNorm, Heads
 from bough.device.ops.registry import Ops
 from bough.device.quant.dense import DenseLinear
@@ -16,6 +20,11 @@ Tensor = torch.Tensor
 
 DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 576), (3, 64), (5, 7), (40, 1000)]
+
+relaxed = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+rows, seeds, dtypes = st.integers(0, 40), st.integers(0, 999), st.sampled_from(DTYPES)
+# The large ones, with many rows, are divided among threads.
+dims = st.integers(1, 200) | st.sampled_from([577, 1001])
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -254,3 +263,159 @@ def test_apply_bitmask(ops: Ops, vocab: int) -> None:
     expected[rows] = expected[rows].masked_fill(~allowed, -torch.inf)
     ops.apply_bitmask(logits, masks, rows)
     assert torch.equal(logits, expected)
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@relaxed
+@given(
+    n=rows, dim=dims, dtype=dtypes, wide=st.booleans(), eps=st.sampled_from([1e-6, 1e-5, 0.1]),
+    size=st.sampled_from([0.001, 1.0, 1000.0]), seed=seeds,
+)  # fmt: skip
+def test_norms_of_any_shape(
+    ops: Ops, n: int, dim: int, dtype: torch.dtype, wide: bool, eps: float, size: float, seed: int
+) -> None:
+    x, residual = (randn(n, dim, seed=seed + i).mul(size).to(dtype) for i in range(2))
+    weight = randn(dim, dtype=torch.float32 if wide else dtype, seed=seed + 2)
+    found, added = ops.rms_norm(x, weight, eps), x + residual
+    assert found.dtype == dtype
+    close(found, exact_norm(x, weight, eps), 2)
+    found = ops.add_rms_norm(x, residual, weight, eps)
+    assert found.dtype == dtype and torch.equal(residual, added)
+    close(found, exact_norm(added, weight, eps), 2)
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@relaxed
+@given(n=rows, dim=dims, dtype=dtypes, size=st.sampled_from([0.01, 1.0, 20.0]), seed=seeds)
+def test_gates_of_any_shape(ops: Ops, n: int, dim: int, dtype: torch.dtype, size: float, seed: int) -> None:
+    x = randn(n, 2 * dim, seed=seed).mul(size).to(dtype)
+    gate, up = x.double().chunk(2, -1)
+    found = ops.silu_mul(x)
+    assert found.dtype == dtype
+    close(found, torch.nn.functional.silu(gate) * up, 2)
+    found, exact = ops.gelu_mul(x), torch.nn.functional.gelu(gate, approximate="tanh") * up
+    assert found.dtype == dtype
+    bound = (2e-6 if dtype == torch.float32 else 0.01) * exact.abs() + 2e-6 * (1 + up.abs())
+    assert ((found.double() - exact).abs() <= bound).all()
+
+
+@dataclass
+class Turning:
+    """Arguments of one call of rope_kv_write, but for the cells."""
+
+    qkv: Tensor
+    table: Tensor
+    positions: Tensor
+    out_loc: Tensor
+    heads: Heads
+    kv_dtype: torch.dtype
+
+    def run(self, ops: Ops, kv_dtype: torch.dtype) -> tuple[Tensor, Cells, Cells]:
+        """Queries, and cells of which none was written before."""
+        n_cells = len(self.positions) + 3
+        k, v = (empty_cells(n_cells, self.heads.n_kv_heads, self.heads.dim, kv_dtype) for _ in "kv")
+        return ops.rope_kv_write(self.qkv, self.table, self.positions, self.out_loc, k, v, self.heads), k, v
+
+
+@st.composite
+def turnings(draw: st.DrawFn) -> Turning:
+    """Any heads that the kernels take: those beyond 512 have no norm, and cells of their own dtype."""
+    n, dtype, seed = draw(rows), draw(dtypes), draw(seeds)
+    dim = draw(st.integers(1, 100) | st.sampled_from([128, 256, 512, 515]))
+    rotary = 2 * draw(st.integers(0, dim // 2) | st.just(dim // 2))
+    n_kv_heads = draw(st.integers(1, 3))
+    n_heads = n_kv_heads * draw(st.integers(1, 4))
+    norm, kv_dtype = None, dtype
+    if dim <= 512:
+        kv_dtype = draw(st.sampled_from([dtype, torch.float32, torch.bfloat16, torch.float16, torch.int8]))
+        weight_dtype = draw(st.sampled_from([None, dtype, torch.float32]))
+        if weight_dtype is not None:
+            q, k = ((1 + randn(dim, seed=seed + i) / 8).to(weight_dtype) for i in range(2))
+            norm = HeadNorm(q, k, draw(st.sampled_from([1e-6, 1e-5])))
+    angles, g = randn(50, rotary // 2, seed=seed + 2), torch.Generator().manual_seed(seed)
+    return Turning(
+        randn(n, (n_heads + 2 * n_kv_heads) * dim, dtype=dtype, seed=seed + 3),
+        torch.cat((angles.cos(), angles.sin()), -1),
+        torch.randint(0, 50, (n,), generator=g).int(),
+        torch.randperm(n + 3, generator=g)[:n].int(),
+        Heads(n_heads, n_kv_heads, dim, draw(st.booleans()), norm),
+        kv_dtype,
+    )
+
+
+def check_turned(found: Tensor, x: Tensor, weight: Tensor | None, turning: Turning) -> None:
+    """found [T, heads, D] is x, normed with the weight if there is one, and rotated."""
+    wide, rotary = x.double(), turning.table.shape[1]
+    if weight is not None and turning.heads.norm is not None:
+        wide = exact_norm(wide, weight, turning.heads.norm.eps)
+    c, s = (t[turning.positions.long()].double()[:, None] for t in turning.table.chunk(2, -1))
+    first = slice(0, rotary, 2) if turning.heads.interleaved else slice(0, rotary // 2)
+    second = slice(1, rotary, 2) if turning.heads.interleaved else slice(rotary // 2, rotary)
+    a, b, exact, size = wide[..., first], wide[..., second], wide.clone(), wide.abs()
+    exact[..., first], exact[..., second] = a * c - b * s, b * c + a * s
+    size[..., first], size[..., second] = (a * c).abs() + (b * s).abs(), (b * c).abs() + (a * s).abs()
+    # A norm in bfloat16 is rounded before its weight multiplies it and again before it is rotated.
+    within = 1.1 * 2**-7 if weight is not None and x.dtype == torch.bfloat16 else 2e-6
+    unit = 2**-8 if x.dtype == torch.bfloat16 else 4e-7
+    assert ((found.double() - exact).abs() <= unit * exact.abs() + within * size + 1e-6).all()
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@relaxed
+@given(turning=turnings())
+def test_any_heads_are_turned_and_written(ops: Ops, turning: Turning) -> None:
+    heads, where, dtype = turning.heads, turning.out_loc, turning.qkv.dtype
+    q_norm, k_norm = (None, None) if heads.norm is None else (heads.norm.q, heads.norm.k)
+    split = heads.n_heads, heads.n_kv_heads, heads.n_kv_heads
+    asked, keys, values = turning.qkv.view(len(where), sum(split), heads.dim).split(split, dim=1)
+    q, *unrounded = turning.run(ops, dtype)
+    assert q.dtype == dtype
+    check_turned(q, asked, q_norm, turning)
+    check_turned(read_cells(unrounded[0], where), keys, k_norm, turning)
+    assert torch.equal(read_cells(unrounded[1], where), values.float())
+    again, *cells = turning.run(ops, turning.kv_dtype)
+    assert torch.equal(again, q), "what cells hold changes no query"
+    for mine, wide in zip(cells, unrounded):
+        expected = empty_cells(len(where) + 3, heads.n_kv_heads, heads.dim, turning.kv_dtype)
+        write_cells(expected, where, read_cells(wide, where).to(dtype))
+        for found, other in zip(tensors_of(mine), tensors_of(expected)):
+            assert torch.equal(found.nan_to_num(7.0), other.nan_to_num(7.0)), "nor is any other cell touched"
+            assert torch.equal(found.isnan(), other.isnan())
+
+
+def tensors_of(cells: Cells) -> list[Tensor]:
+    return [cells.data, cells.scale] if isinstance(cells, QuantizedCells) else [cells]
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@relaxed
+@given(n=rows, vocab=dims, dtype=dtypes, digits=st.integers(0, 3), holes=st.sampled_from([0.0, 0.01, 0.5]), seed=seeds)
+def test_argmax_of_any_shape(
+    ops: Ops, n: int, vocab: int, dtype: torch.dtype, digits: int, holes: float, seed: int
+) -> None:
+    """The first of equals, and no token of a row that holds NaN or infinity or nothing but minus infinity."""
+    logits, g = randn(n, vocab, seed=seed).round(decimals=digits).to(dtype), torch.Generator().manual_seed(seed)
+    logits[torch.rand(n, vocab, generator=g) < holes] = -torch.inf
+    for value in (torch.nan, torch.inf):
+        logits[torch.rand(n, vocab, generator=g) < 0.2 / vocab] = value
+    expected = []
+    for row in logits.tolist():
+        best = max(row) if all(value < torch.inf for value in row) else -torch.inf
+        expected.append(-1 if best == -torch.inf else row.index(best))
+    assert ops.argmax(logits).tolist() == expected
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@relaxed
+@given(n=rows, n_in=dims, n_out=st.integers(1, 200), dtype=dtypes, bias=st.booleans(), seed=seeds)
+def test_linear_layers_of_any_shape(
+    ops: Ops, n: int, n_in: int, n_out: int, dtype: torch.dtype, bias: bool, seed: int
+) -> None:
+    weight, x = randn(n_out, n_in, dtype=dtype, seed=seed), randn(n, n_in, dtype=dtype, seed=seed + 1)
+    b = randn(n_out, dtype=dtype, seed=seed + 2) if bias else None
+    out = DenseLinear(weight.clone(), b, ops).apply(x)
+    assert out.dtype == dtype and out.shape == (n, n_out)
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if b is None else b.double())
+    size = x.double().abs() @ weight.double().abs().T
+    bound = 1e-6 * (1 + exact.abs() + size) if dtype == torch.float32 else 2**-8 * exact.abs() + 2e-2
+    assert ((out.double() - exact).abs() <= bound).all()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bough.device.ops.packed import Kind, unpack
 from bough.device.ops.quantise import quantise
@@ -79,6 +81,26 @@ def test_kernels_round_as_torch_does(
     given[-1] = given[-1, 0]
     expected, found = quantise(kind, given), ops.quantise(kind, given)
     assert (found.kind, found.n_out, found.n_in) == (expected.kind, expected.n_out, expected.n_in)
+    assert torch.equal(found.weight, expected.weight)
+    assert found.scale is not None and expected.scale is not None
+    assert torch.equal(found.scale, expected.scale)
+
+
+@pytest.mark.usefixtures("poisoned", "two_threads")
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(KINDS), n_out=st.integers(1, 150), n_in=st.integers(1, 200), zeros=st.integers(0, 100),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]), size=st.sampled_from([1e-30, 1e-6, 0.02, 1.0, 1e5, 1e30]),
+    reach=st.sampled_from([0.0, 1.0, 3.0]), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_any_weight_is_rounded_as_torch_does(
+    ops: Ops, kind: Kind, n_out: int, n_in: int, zeros: int, dtype: torch.dtype, size: float, reach: float, seed: int
+) -> None:
+    """Values that lie ``reach`` of their spread beside zero, after some zeros in the first row."""
+    g = torch.Generator().manual_seed(seed)
+    values = (torch.randn(n_out, n_in, generator=g) + reach).mul(size).to(dtype)
+    values[0, :zeros] = 0
+    expected, found = quantise(kind, values), ops.quantise(kind, values)
     assert torch.equal(found.weight, expected.weight)
     assert found.scale is not None and expected.scale is not None
     assert torch.equal(found.scale, expected.scale)

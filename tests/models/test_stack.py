@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
@@ -21,10 +23,18 @@ from bough.device.ops.registry import Ops
 from bough.device.quant.base import Parameter, Scheme
 from bough.device.quant.packed import PackedScheme, pack_dense
 from bough.device.quant.scheme import resolve_scheme
+from bough.models.decoder import Decoder
+from bough.models.gemma2 import Gemma2
+from bough.models.glm4 import Glm4
 from bough.models.llama import Llama
+from bough.models.qwen3 import Qwen3
 
 Tensor = torch.Tensor
 CELLS = 1800
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+BIASED = {Qwen3: (*QKV, "self_attn.o_proj"), Glm4: QKV, Gemma2: (*QKV, "self_attn.o_proj")}
+"""The linears to which attention's bias belongs; all of a Llama whose feed-forward layer has one too."""
 
 
 class Layered(CpuOps):
@@ -82,7 +92,7 @@ def config_of(heads: tuple[int, int, int], hidden: int, inner: int, bias: bool) 
     }  # fmt: skip
 
 
-def shapes_of(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(c: dict[str, Any], model: type[Decoder] = Llama) -> dict[str, tuple[int, ...]]:
     hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
     q, kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -91,13 +101,15 @@ def shapes_of(c: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
     for i in range(c["num_hidden_layers"]):
         layer = f"model.layers.{i}"
-        shapes |= {f"{layer}.{n}.weight": (hidden,) for n in ("input_layernorm", "post_attention_layernorm")}
+        shapes |= {f"{layer}.{n}_layernorm.weight": (hidden,) for n in model.norms if n is not None}
+        if model is Qwen3:
+            shapes |= {f"{layer}.self_attn.{n}_norm.weight": (dim,) for n in "qk"}
         linears = {"q_proj": (q, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, q)}
         linears = {f"self_attn.{n}": s for n, s in linears.items()}
         linears |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
         for name, shape in linears.items():
             shapes[f"{layer}.{name}.weight"] = shape
-            if c["attention_bias"]:
+            if c["attention_bias"] and (model is Llama or name in BIASED[model]):
                 shapes[f"{layer}.{name}.bias"] = shape[:1]
     return shapes
 
@@ -118,14 +130,21 @@ def group_of(n: int, shared: int) -> SharedGroups:
 
 
 def forward(
-    ops: Ops, config: dict[str, Any], scheme: Callable[[Ops], Scheme], lengths: list[int], new: list[int], shared: int
+    ops: Ops,
+    config: dict[str, Any],
+    scheme: Callable[[Ops], Scheme],
+    lengths: list[int],
+    new: list[int],
+    shared: int,
+    architecture: type[Decoder] = Llama,
 ) -> tuple[Tensor, list[Tensor]]:
     """Hidden states and caches after one step over random earlier KV; sequences share their first cells."""
     attention = PagedAttention(ops)
-    source = Random(shapes_of(config))
+    source = Random(shapes_of(config, architecture))
     context = LayerContext(source, ops, scheme(ops), attention, torch.bfloat16, torch.device("cpu"))
     with torch.inference_mode():
-        model = Llama(config, context, 300, 600)
+        model = architecture(config, context, 300, 600)
+        assert (model._stack is None) == isinstance(ops, Layered)
         g = torch.Generator().manual_seed(4)
         shape = (config["num_hidden_layers"], 2, CELLS, config["num_key_value_heads"], config["head_dim"])
         cells = torch.randn(shape, generator=g).bfloat16()
@@ -192,6 +211,49 @@ def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: C
             assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
     finally:
         torch.set_num_threads(before)
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[type[Decoder], dict[str, Any]]:
+    """One of the forms of attention and feed-forward layer that the op knows, in any size."""
+    n_kv_heads, dim = draw(st.integers(1, 3)), draw(st.sampled_from([16, 32, 48]))
+    heads = n_kv_heads * draw(st.integers(1, 4)), n_kv_heads, dim
+    config = config_of(heads, draw(st.integers(1, 150)), draw(st.integers(1, 200)), draw(st.booleans()))
+    architecture = draw(st.sampled_from([Llama, Qwen3, Glm4, Gemma2]))
+    config["mlp_bias"] = config["attention_bias"] and architecture is Llama
+    config |= {"query_pre_attn_scalar": dim, "sliding_window": draw(st.sampled_from([1, 7, 100]))}
+    return architecture, config
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
+    """Sequences' lengths, how many of their tokens are new, and how many of the first they share."""
+    shared = draw(st.sampled_from([0, 5, 260, 300]))
+    new = draw(st.lists(st.sampled_from([1, 1, 1, 2, 3, 17, 40]), min_size=1, max_size=3))
+    return [shared + n + draw(st.sampled_from([0, 1, 15, 130])) for n in new], new, shared
+
+
+@pytest.mark.usefixtures("poisoned")
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(model=models(), step=steps(), scheme=st.sampled_from([bf16, parts]), threads=st.integers(1, 3))
+def test_any_model_in_one_call_equals_op_after_op(
+    isa: str,
+    model: tuple[type[Decoder], dict[str, Any]],
+    step: tuple[list[int], list[int], int],
+    scheme: Callable[[Ops], Scheme],
+    threads: int,
+) -> None:
+    library, (architecture, config) = load().library, model
+    assert library is not None
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        hidden, caches = forward(CpuOps(library, "under test"), config, scheme, *step, architecture)
+        twin, twin_caches = forward(Layered(library, "the twin"), config, scheme, *step, architecture)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(hidden, twin) and hidden.isfinite().all()
+    assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
 
 
 def test_the_op_is_left_out_where_it_does_not_fit() -> None:
