@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from bough.base.errors import ConfigError
 
@@ -19,6 +18,8 @@ if not Path("/dev/nvidiactl").exists():
 @pytest.fixture
 def poisoned() -> Iterator[None]:
     """What torch allocates is full of NaN, or of the largest integers: an element that nobody writes shows."""
+    import torch  # most tests need none
+
     torch.use_deterministic_algorithms(True)
     try:
         assert torch.empty(3).isnan().all()
