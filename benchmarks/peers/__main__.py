@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -54,8 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
 def _configure_bough(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bough-python", default=sys.executable, metavar="PYTHON", help="interpreter that runs bough")
     parser.add_argument(
-        "--bough", action="append", default=[], metavar="[NAME=]TREE",
-        help="a source tree of bough; repeatable; this one by default; none leaves bough out",
+        "--bough", action="append", default=[], metavar="[NAME=]TREE [FLAGS]",
+        help="a source tree of bough, and flags to serve with; repeatable; this one by default; none leaves bough out",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=cpu().threads, metavar="INT", help="of every engine")
 
@@ -91,12 +92,15 @@ def _list(arguments: argparse.Namespace, home: Home) -> int:
     return 0
 
 
-def _engines(arguments: argparse.Namespace) -> list[Engine]:
+def boughs(arguments: argparse.Namespace) -> list[Engine]:
     """The boughs of the command line."""
     if arguments.bough == ["none"]:
         return []
-    named = [item.partition("=") for item in arguments.bough or [str(ROOT)]]
-    return [bough(name if tree else "bough", Path(tree or name).expanduser().resolve()) for name, _, tree in named]
+    found = []
+    for first, *flags in map(shlex.split, arguments.bough or [shlex.quote(str(ROOT))]):
+        name, _, tree = first.rpartition("=")
+        found.append(bough(name or "bough", Path(tree).expanduser().resolve(), flags))
+    return found
 
 
 def _rows(patterns: str | None) -> list[Row]:
@@ -108,7 +112,7 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
     from benchmarks.peers.run import Plan, run
 
     peers = [] if arguments.peers == "none" else [PEERS[name] for name in arguments.peers.split(",")]
-    engines = [*_engines(arguments), *peers]
+    engines = [*boughs(arguments), *peers]
     if arguments.formats:
         kept = arguments.formats.split(",")
         engines = [replace(e, formats=tuple(f for f in e.formats if f in kept)) for e in engines]
@@ -141,7 +145,7 @@ def _table(arguments: argparse.Namespace, home: Home) -> int:
 def _profile(arguments: argparse.Namespace, home: Home) -> int:
     from benchmarks.peers.profile import profile, profile_path
 
-    (engine,) = _engines(arguments)
+    (engine,) = boughs(arguments)
     settings = Settings(home, arguments.threads, arguments.bough_python)
     for row in select(arguments.rows):
         text = profile(row, engine, arguments.format, arguments.times, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -86,7 +86,7 @@ def _file(path: Path, step: str) -> str:
 # -- bough
 
 
-def bough_launch(tree: Path, settings: Settings, model: str, kind: str) -> Launch:
+def bough_launch(tree: Path, flags: Sequence[str], settings: Settings, model: str, kind: str) -> Launch:
     """Any tree of bough; int8 and int4 are quantised at load, GGUF files are served as they are."""
     command = [settings.bough_python, "-m", "bough.cli.main", "serve"]
     if kind in ("bf16", "int8", "int4"):
@@ -99,6 +99,7 @@ def bough_launch(tree: Path, settings: Settings, model: str, kind: str) -> Launc
         command += ["--quantize", kind]
     command += ["--port", "{port}", "--served-name", "m", "--pool-tokens", str(KV_TOKENS)]
     command += ["--threads", str(settings.threads), "--context-length", "8192", "--log-level", "warning"]
+    command += flags
     # The processes of a server do not look for modules where they were started.
     return Launch(tuple(command), {"PYTHONPATH": str(tree)}, "/readyz", 180.0, tree)
 
@@ -114,10 +115,10 @@ def _bough_version(tree: Path, settings: Settings) -> str:
     return revision_of(tree) or "unknown revision"
 
 
-def bough(name: str, tree: Path) -> Engine:
-    """The bough whose source is in ``tree``."""
+def bough(name: str, tree: Path, flags: Sequence[str] = ()) -> Engine:
+    """The bough whose source is in ``tree``, served with these flags, too."""
     formats = ("bf16", "int8", "int4", "q8_0", "q4_1")
-    return Engine(name, formats, partial(bough_launch, tree), partial(_bough_version, tree))
+    return Engine(name, formats, partial(bough_launch, tree, flags), partial(_bough_version, tree))
 
 
 # -- peers

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.peers import __main__ as command
 from benchmarks.peers import engines, limits, report, rows
 from benchmarks.peers.dialects import SeedlessClient, TransformersClient, joined
 from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, unique
@@ -168,6 +169,14 @@ def test_document_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "40% attention" in text, "a goal is missed beside the peer"
     picture = (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
     assert picture.startswith("<?xml") and "vllm" in picture
+
+
+def test_boughs_of_the_command_line(tmp_path: Path) -> None:
+    arguments = command.build_parser().parse_args(["run", "--bough", f"bough-1={tmp_path} --depth 1", "--bough", "."])
+    first, second = command.boughs(arguments)
+    assert (first.name, second.name) == ("bough-1", "bough")
+    launched = first.launch(settings(tmp_path), "135m", "bf16")
+    assert launched.folder == tmp_path and launched.command[-2:] == ("--depth", "1")
 
 
 def test_rows_by_pattern() -> None:

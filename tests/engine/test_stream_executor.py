@@ -202,3 +202,17 @@ def test_cells_that_the_gpu_does_not_know_are_refused(tiny_model: Path, monkeypa
     )
     with pytest.raises(ConfigError, match="8.9"):
         building.build(config)
+
+
+def test_more_threads_than_processors_are_warned_of(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads = torch.get_num_threads()
+    config = Config(
+        model=ModelConfig(path=str(tiny_model)), kv=KVConfig(pool_tokens=512), device=DeviceConfig(threads=threads)
+    )
+    for processors, warned in ((threads, 0), (threads - 1, 1)):
+        monkeypatch.setattr(building, "usable_processors", lambda n=processors: n)
+        caplog.clear()
+        building.build(config).close()
+        assert len([record for record in caplog.records if "processors" in record.message]) == warned
