@@ -16,7 +16,7 @@ class Defaults(NamedTuple):
 
     Attributes:
         max_running: sequences in one step.
-        step_tokens: tokens of one step, of each thread of a CPU. Two threads are bound by arithmetic from some fifty
+        step_tokens: tokens of one step, of each thread of a CPU. Two threads are bound by arithmetic from some hundred
             tokens on, so a larger budget would only make everybody wait longer for it: running streams, and whoever
             arrives; a smaller one lets more decode tokens ride along with prompts. A GPU needs thousands to be.
         memory_share: of what is free after loading. A CPU's memory is others', too.
@@ -31,7 +31,7 @@ MOST_THREADS = 1024
 
 MOST_DEFAULT_TOKENS = 1024
 
-DEFAULTS = {"cpu": Defaults(64, 48, 0.4), "cuda": Defaults(256, 8192, 0.9)}
+DEFAULTS = {"cpu": Defaults(64, 64, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
 def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
@@ -68,7 +68,7 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
         if device == "cpu":
             step_tokens = min(step_tokens * (threads or usable_processors()), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
-        step_tokens = max(step_tokens, max_running * 3 // 2)
+        step_tokens = max(step_tokens, 2 * max_running)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
