@@ -85,6 +85,10 @@ class EngineCore:
         """Put memory behind a few of the cells that will be used next; whether any were without."""
         return self.executor.built.pool.prepare(self.kv.used)
 
+    def keep_up(self) -> None:
+        """Put memory behind as many cells as the last steps have taken into use."""
+        self.executor.built.pool.keep_up(self.kv.used)
+
     def close(self) -> None:
         """Stop the device and the grammar backend."""
         if self.adapters is not None:

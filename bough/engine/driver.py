@@ -69,6 +69,10 @@ class Core(Protocol):
         """Do a little of what is better done while nobody waits; whether there was any."""
         ...
 
+    def keep_up(self) -> None:
+        """Between two steps, as much of it as the last one has used up."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -150,6 +154,7 @@ class Driver:
         if self._unreported and (self.scheduler.idle or any(map(_ends, self.scheduler.outbox))):
             self._report()
         self._flush()
+        self.core.keep_up()
         if time.monotonic() >= self._next_beat:
             self._beat()
 

@@ -13,6 +13,9 @@ Tensor = torch.Tensor
 AHEAD_BYTES = 256 << 20
 """Of cells that are kept ready for what is to come."""
 
+MOST_PIECES = 4
+"""Of memory that one step waits for."""
+
 
 class KVPool:
     """Keys and values of every layer: cells [n_tokens, KH, D] as its spec says, indexed by loc.
@@ -21,8 +24,8 @@ class KVPool:
     nobody's: rows that fill up a batch write to it.
 
     The cells start uninitialised, so the system backs them with memory only when they are written; no cell is read
-    before that. A step that is the first to write to them waits for it, in a virtual machine for up to half its time:
-    :meth:`prepare` has it done before.
+    before that. A step that is the first to write to them waits for it, and waits long, as all layers come to the end
+    of their large pages at once: :meth:`prepare` has it done before, and :meth:`keep_up` where there is no time before.
 
     Attributes:
         spare_loc, spare_window_loc: the cell that is nobody's, and that of layers that see a window.
@@ -52,13 +55,31 @@ class KVPool:
         self._prepared = 0  # cells of every tensor
         self._at = 0  # the tensor that is prepared next
         self._piece = max(1, HUGE_PAGE * n_tokens // max((part.nbytes for part in parts), default=1))
+        self._lead = self._piece  # cells that were ready beyond those in use when there last was time
 
     def prepare(self, used: int) -> bool:
         """Put memory behind one more piece, about 2 MiB of one tensor; False where that was done already for all cells
         up to ``AHEAD_BYTES`` beyond the ``used`` lowest ones."""
+        enough = self._prepared >= used + AHEAD_BYTES // self.shape.bytes_per_token
+        worked = not enough and self._prepare_piece()
+        self._lead = max(self._piece, self._ready - used)
+        return worked
+
+    def keep_up(self, used: int) -> None:
+        """Put memory behind as many cells as have come into use since there last was time to :meth:`prepare` some: a
+        little between any two steps."""
+        for _ in range(MOST_PIECES):
+            if self._ready - used >= self._lead or not self._prepare_piece():
+                break
+
+    @property
+    def _ready(self) -> int:
+        """Cells that there is memory for, or as many pieces."""
+        return self._prepared + self._piece * self._at // max(1, len(self._unprepared))
+
+    def _prepare_piece(self) -> bool:
+        """Whether there was one left."""
         if not self._unprepared or self._prepared >= self.n_tokens:
-            return False
-        if self._prepared >= used + AHEAD_BYTES // self.shape.bytes_per_token:
             return False
         populate(self._unprepared[self._at][self._prepared : self._prepared + self._piece])
         self._at += 1

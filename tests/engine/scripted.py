@@ -162,6 +162,9 @@ class ScriptedCore:
         )
         self.hello = Hello(PROTOCOL, os.getpid(), model, 1 << 20, 1, limits)
 
+    def keep_up(self) -> None:
+        pass
+
     def prepare(self) -> bool:
         if not self.tasks:
             return False

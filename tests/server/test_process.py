@@ -101,6 +101,9 @@ class Core:
         self.hello = Hello(PROTOCOL, os.getpid(), model, 1024, 1, Limits())
         self.scheduler = Echo()
 
+    def keep_up(self) -> None:
+        pass
+
     def prepare(self) -> bool:
         return False
 

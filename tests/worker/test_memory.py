@@ -127,6 +127,27 @@ def test_cells_that_come_next_have_their_memory_before_they_are_written(monkeypa
     assert all(_backed(cells) for cells in parts) and not pool.prepare(10_000)
 
 
+def test_memory_keeps_up_with_cells_that_come_into_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(kv_pool, "AHEAD_BYTES", 16 << 20)
+    monkeypatch.setattr(kv_pool, "populate", lambda part: asked.append(len(part)))
+    shape = KVShape((CacheSpec(1, 512, 512),) * 2, torch.float32)  # 1,024 cells take 2 MiB in each of 4 tensors
+    pool = KVPool(shape, 10_000, torch.device("cpu"))
+    while pool.prepare(100):
+        pass
+    lead = asked[0] * len(asked) // 4 - 100
+    assert 2048 <= lead < 4096
+    for used in range(100, 9000, 100):
+        before = len(asked)
+        pool.keep_up(used)
+        assert len(asked) - before <= 1, "never much at a time"
+        assert asked[0] * len(asked) // 4 >= min(used + lead, 10_000)
+    fresh = KVPool(shape, 10_000, torch.device("cpu"))
+    asked.clear()
+    fresh.keep_up(400)
+    assert len(asked) == kv_pool.MOST_PIECES, "nothing was ready yet"
+
+
 def _backed(cells: torch.Tensor) -> bool:
     """Whether all pages of ``cells`` are in memory."""
     start, end = cells.data_ptr() // PAGESIZE * PAGESIZE, cells.data_ptr() + cells.nbytes
