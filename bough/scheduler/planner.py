@@ -160,10 +160,7 @@ class Planner:
     # -- rows that run ---------------------------------------------------------------------------------
 
     def _plan_running(self, parts: _Parts) -> int:
-        """Plan what the running rows still have to compute; returns the budget that is left.
-
-        Streams wait for a step as a whole, so beside them it takes three quarters of its tokens.
-        """
+        """Plan what the running rows still have to compute; returns the budget that is left."""
         rows = self._rows
         running = rows.running
         if not len(running):
@@ -186,7 +183,6 @@ class Planner:
             start = rows.planned[single]
             tokens = np.where(start < rows.n_ids[single], rows.ids[single, start], np.int32(LAST))
             parts.add(single, start, np.ones_like(start), tokens, out_loc)
-            budget = min(budget, max(budget * 3 // 4, len(single) + budget // 4))
             budget -= len(single)
         extended: list[tuple[int, int]] = []
         for row in running[more & (todo > 1)].tolist():
