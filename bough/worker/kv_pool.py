@@ -60,6 +60,8 @@ class KVPool:
     def prepare(self, used: int) -> bool:
         """Put memory behind one more piece, about 2 MiB of one tensor; False where that was done already for all cells
         up to ``AHEAD_BYTES`` beyond the ``used`` lowest ones."""
+        if not self._unprepared:
+            return False
         enough = self._prepared >= used + AHEAD_BYTES // self.shape.bytes_per_token
         worked = not enough and self._prepare_piece()
         self._lead = max(self._piece, self._ready - used)
@@ -68,18 +70,18 @@ class KVPool:
     def keep_up(self, used: int) -> None:
         """Put memory behind as many cells as have come into use since there last was time to :meth:`prepare` some: a
         little between any two steps."""
-        for _ in range(MOST_PIECES):
+        for _ in range(MOST_PIECES if self._unprepared else 0):
             if self._ready - used >= self._lead or not self._prepare_piece():
                 break
 
     @property
     def _ready(self) -> int:
         """Cells that there is memory for, or as many pieces."""
-        return self._prepared + self._piece * self._at // max(1, len(self._unprepared))
+        return self._prepared + self._piece * self._at // len(self._unprepared)
 
     def _prepare_piece(self) -> bool:
         """Whether there was one left."""
-        if not self._unprepared or self._prepared >= self.n_tokens:
+        if self._prepared >= self.n_tokens:
             return False
         populate(self._unprepared[self._at][self._prepared : self._prepared + self._piece])
         self._at += 1

@@ -142,6 +142,9 @@ def test_memory_keeps_up_with_cells_that_come_into_use(monkeypatch: pytest.Monke
         pool.keep_up(used)
         assert len(asked) - before <= 1, "never much at a time"
         assert asked[0] * len(asked) // 4 >= min(used + lead, 10_000)
+    nothing = KVPool(KVShape((), torch.float32), 10_000, torch.device("cpu"))
+    nothing.keep_up(100)
+    assert not nothing.prepare(100), "a model that keeps nothing"
     fresh = KVPool(shape, 10_000, torch.device("cpu"))
     asked.clear()
     fresh.keep_up(400)
