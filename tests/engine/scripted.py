@@ -150,6 +150,8 @@ class ScriptedCore:
         self.closed = False
         self.tasks = 0
         """What it has to prepare."""
+        self.kept_up: list[int] = []
+        """Messages that waited to be sent, whenever it could keep up."""
         model = ModelInfo(
             name="scripted",
             path=path,
@@ -163,7 +165,7 @@ class ScriptedCore:
         self.hello = Hello(PROTOCOL, os.getpid(), model, 1 << 20, 1, limits)
 
     def keep_up(self) -> None:
-        pass
+        self.kept_up.append(len(self.scheduler.outbox))
 
     def prepare(self) -> bool:
         if not self.tasks:

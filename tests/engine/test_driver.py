@@ -139,3 +139,12 @@ def test_what_can_wait_is_done_while_nobody_waits() -> None:
     driver.turn()
     driver.turn()
     assert core.tasks == 0 and port.waits[waits] == 0.0 and port.waits[waits + 1] > 0.0
+
+
+def test_memory_keeps_up_behind_every_step_and_what_it_says() -> None:
+    core, port = ScriptedCore(), Port(a=1 << 20)
+    driver = Driver(core, port)
+    port.inbox = [(b"a", request("r", [5, 6]))]
+    for turns in range(1, 4):
+        driver.turn()
+        assert core.kept_up == [0] * turns, "nobody waits for it to be told"
