@@ -15,6 +15,7 @@ from bough.device.ops.registry import Ops
 from bough.device.quant.dense import DenseLinear
 
 from .cases import empty_cells
+from .exact import close, exact_norm, randn
 
 Tensor = torch.Tensor
 
@@ -25,22 +26,6 @@ relaxed = settings(max_examples=20, deadline=None, suppress_health_check=[Health
 rows, seeds, dtypes = st.integers(0, 40), st.integers(0, 999), st.sampled_from(DTYPES)
 # The large ones, with many rows, are divided among threads.
 dims = st.integers(1, 200) | st.sampled_from([577, 1001])
-
-
-def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def close(out: Tensor, exact: Tensor, roundings: int = 1) -> None:
-    """Within the given number of roundings to the dtype of ``out``."""
-    unit = 2**-8 if out.dtype == torch.bfloat16 else 4e-7
-    assert out.isfinite().all()
-    assert ((out.double() - exact).abs() <= unit * roundings * exact.abs() + 1e-6).all()
-
-
-def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.double()
-    return wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 
 from ..cases import empty_cells
-from ..test_ops import close, exact_norm, randn
+from ..exact import close, exact_norm, randn
 from .conftest import DEVICE
 from .test_attention import there
 

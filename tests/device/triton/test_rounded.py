@@ -24,7 +24,7 @@ from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from tests.driving import Driver, Sequence_, device_parts, make_driver
 
-from ..test_ops import exact_norm, randn
+from ..exact import exact_norm, randn
 from .conftest import DEVICE
 from .test_linear import make_weight
 from .test_model import LOGPROBS, capture, logprobs
