@@ -75,7 +75,7 @@ INLINE float split_weights(const float* p, int n, uint8_t* high, uint8_t* low) {
 // N vectors of V from dimension `at` on: words of the bytes of four keys. Four vectors come with their dimensions out
 // of order, see put_in_order.
 template <int N>
-INLINE void load_fours(const int8_t* const* rows, int at, vu (&x)[N]) {
+INLINE void load_fours(const int8_t* const* rows, int64_t at, vu (&x)[N]) {
 #if defined(__AVX512F__)
     if constexpr (N == 4) {
         __m512i a = _mm512_loadu_si512(rows[0] + at), b = _mm512_loadu_si512(rows[1] + at);
@@ -137,17 +137,18 @@ INLINE void pack_fours(const int8_t* const* rows, int n_words, int dim, uint32_t
     }
 }
 
-// out[r][N vectors at `at`] = scale[r] * weights of query r * V of `inner` words of keys; weights: two digits per query,
-// [2 R][stride words].
-template <int R, int N>
-INLINE void mix_fours(const uint32_t* weights, int weights_stride, const int8_t* const* rows, int at, int inner,
-                      const float* scale, float* out, int64_t stride) {
+// out[r][N vectors at `at`] = scale[r] * weights of query r * V of `inner` words of keys, `head` bytes behind where their
+// rows begin; weights: two digits per query, [2 R][stride words].
+template <int R, int N, typename Beside>
+INLINE void mix_fours(const uint32_t* weights, int weights_stride, const int8_t* const* rows, int64_t head, int at,
+                      int inner, const float* scale, float* out, int64_t stride, Beside& beside) {
     vi acc[2 * R][N];
     vu x[N];
     for (int r = 0; r < 2 * R; ++r)
         for (int v = 0; v < N; ++v) acc[r][v] = vi{};
     for (int i = 0; i < inner; ++i) {
-        load_fours<N>(rows + 4 * i, at, x);
+        beside.step();
+        load_fours<N>(rows + 4 * i, head + at, x);
 #pragma GCC unroll 8
         for (int r = 0; r < 2 * R; ++r)
 #pragma GCC unroll 8
@@ -161,19 +162,22 @@ INLINE void mix_fours(const uint32_t* weights, int weights_stride, const int8_t*
     }
 }
 
+// Queries of one block of mix_fours.
+constexpr int FOURS_ROWS = WIDTH == 16 ? 3 : 2;
+
 // The same for all of dim and n queries.
-template <int N>
-int mix_all_fours(const uint32_t* weights, int weights_stride, const int8_t* const* rows, int n, int at, int dim,
-                  int inner, const float* scale, float* out, int64_t stride) {
-    constexpr int R = WIDTH == 16 ? 3 : 2;
+template <int N, typename Beside>
+int mix_all_fours(const uint32_t* weights, int weights_stride, const int8_t* const* rows, int64_t head, int n, int at,
+                  int dim, int inner, const float* scale, float* out, int64_t stride, Beside& beside) {
+    constexpr int R = FOURS_ROWS;
     for (; at + N * WIDTH <= dim; at += N * WIDTH)
         for (int r = 0; r < n; r += R) {
             const uint32_t* from = weights + r * 2 * weights_stride;
             float* to = out + r * stride;
             switch (n - r) {
-                case 1: mix_fours<1, N>(from, weights_stride, rows, at, inner, scale + r, to, stride); break;
-                case 2: mix_fours<2, N>(from, weights_stride, rows, at, inner, scale + r, to, stride); break;
-                default: mix_fours<R, N>(from, weights_stride, rows, at, inner, scale + r, to, stride);
+                case 1: mix_fours<1, N>(from, weights_stride, rows, head, at, inner, scale + r, to, stride, beside); break;
+                case 2: mix_fours<2, N>(from, weights_stride, rows, head, at, inner, scale + r, to, stride, beside); break;
+                default: mix_fours<R, N>(from, weights_stride, rows, head, at, inner, scale + r, to, stride, beside);
             }
         }
     return at;

@@ -25,7 +25,9 @@ struct Linear {
         int64_t columns = l.n_out - panel * TILE < TILE ? l.n_out - panel * TILE : TILE;
         int64_t count = l.rows - first < ROWS ? l.rows - first : ROWS;
         float result[ROWS * TILE];
-        product(l.x + first * l.n_in, l.n_in, l.packed + panel * l.n_in * TILE, (int)count, (int)l.n_in, result, TILE);
+        Alone alone;
+        product(l.x + first * l.n_in, l.n_in, l.packed + panel * l.n_in * TILE, (int)count, (int)l.n_in, result, TILE,
+                alone);
         for (int64_t r = 0; r < count; ++r) {
             float* to = l.out + (first + r) * l.n_out + panel * TILE;
             const float* from = result + r * TILE;

@@ -2,7 +2,7 @@
 //
 // So softmax over the keys runs lane by lane, with no reduction across a vector. K and V are laid out in the order in which
 // they are broadcast, once for all blocks of a unit; a segment is added to the totals while its sums are in registers.
-// Every number is computed by the same chain of operations as with few queries (attention.h), bit by bit: products
+// Every number is computed by the same chain of operations as with few queries (segment.h), bit by bit: products
 // add up in rising order of dimension or key, the sum of weights in WIDTH parts by key modulo WIDTH.
 #pragma once
 
@@ -125,20 +125,29 @@ INLINE vf split_lanes(float* s, int n, vu top) {
     return most / splat(65535.0f);
 }
 
-// Cells of keys that are needed soon. Their lines are asked for a few per step of an inner loop: in one burst they
-// would fill the processor's miss buffers and stall the arithmetic that they are meant to run beside.
+// Cells that are needed soon. Their lines are asked for a few per step of an inner loop: in one burst they would fill the
+// processor's miss buffers and stall the arithmetic that they are meant to run beside.
 struct Ahead {
-    const void* const* cells;   // [count], or null
+    const void* const* cells;   // [count]
     int count;
     int bytes;                  // of a cell
+    int each;                   // lines to ask for in a step
+    int cell, at;               // where to go on
 
-    // Cells to touch in each of `n_steps` steps, which are numbered from 0.
-    INLINE int per_step(int n_steps) const { return cells ? (count + n_steps - 1) / n_steps : 0; }
+    // Cells [0, count) within n_steps steps.
+    Ahead(const void* const* cells, int count, int bytes, int n_steps)
+        : cells(cells), count(count), bytes(bytes), each((count * ((bytes + 63) / 64) + n_steps - 1) / n_steps), cell(0),
+          at(0) {}
 
-    INLINE void touch(int step, int each) const {
-        int end = (step + 1) * each < count ? (step + 1) * each : count;
-        for (int i = step * each; i < end; ++i)
-            for (int at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)cells[i] + at, 0, 2);
+    INLINE void step() {
+        for (int i = 0; i < each && cell < count; ++i) {
+            __builtin_prefetch((const char*)cells[cell] + at, 0, 2);
+            at += 64;
+            if (at >= bytes) {
+                at = 0;
+                ++cell;
+            }
+        }
     }
 };
 
@@ -158,7 +167,7 @@ struct LaneBlock {
     bool merging;           // `out`, `top` and `sum` are totals, to which the segment is added
     int n_keys, words, dim;
     float cap_scale, log2_scale;    // see Attention
-    Ahead ahead[2];         // cells to look ahead for while scores are computed
+    Ahead* ahead;           // [2] keys and values to look ahead for while scores are computed
     const float* q_scale;   // of LaneBytes, [LANES]: see QueryScale
     const int32_t* q_start[2];
 
@@ -169,9 +178,8 @@ struct LaneBlock {
     template <int N>
     INLINE void product_keys(vf (&best)[N]) const {
         int n_blocks = (n_keys + LANE_ROWS - 1) / LANE_ROWS;
-        int touched = ahead[0].per_step(n_blocks);
         for (int k = 0; k < n_blocks * LANE_ROWS; k += ROWS) {
-            for (int i = 0; touched && k % LANE_ROWS == 0 && i < 2; ++i) ahead[i].touch(k / LANE_ROWS, touched);
+            for (int i = 0; k % LANE_ROWS == 0 && i < 2; ++i) ahead[i].step();
             const E* from = keys + (int64_t)(k / WIDTH) * words * WIDTH + k % WIDTH;
             float* to = scores + k * LANES;
             auto finish = [&](int r, int v, vf x) {

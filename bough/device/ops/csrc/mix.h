@@ -37,14 +37,16 @@ INLINE void load_values(const bf16* const* rows, int i, int64_t at, vf (&x)[N]) 
 INLINE vf add_product(vf acc, vf x, float weight) { return fma(x, splat(weight), acc); }
 INLINE vf add_product(vf acc, vf x, uint32_t weight) { return dot_pairs(acc, (vu)x, weight); }
 
-// out[R][N vectors at `at`] = weights[R][inner] * rows[inner words of keys]
+// out[R][N vectors at `at`] += weights[R][inner] * rows[inner words of keys], `head` elements behind where they begin
 template <int R, int N, typename T>
-INLINE void mix_block(const T* weights, const T* const* rows, int64_t at, int inner, float* out, int64_t stride) {
+INLINE void mix_block(const T* weights, const T* const* rows, int64_t head, int64_t at, int inner, float* out,
+                      int64_t stride, Ahead& ahead) {
     vf acc[R][N], x[N];
     for (int r = 0; r < R; ++r)
-        for (int v = 0; v < N; ++v) acc[r][v] = vf{};
+        for (int v = 0; v < N; ++v) acc[r][v] = loadf(out + r * stride + at + v * WIDTH);
     for (int i = 0; i < inner; ++i) {
-        load_values<N>(rows, i, at, x);
+        ahead.step();
+        load_values<N>(rows, i, head + at, x);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -57,21 +59,21 @@ INLINE void mix_block(const T* weights, const T* const* rows, int64_t at, int in
 
 // The same for all of `dim`, a multiple of WIDTH, from `at` on in steps of N vectors; returns where it stopped.
 template <int N, typename T>
-int64_t mix_columns(const T* weights, const T* const* rows, int n_rows, int64_t at, int64_t dim, int inner, float* out,
-                    int64_t stride) {
+int64_t mix_columns(const T* weights, const T* const* rows, int64_t head, int n_rows, int64_t at, int64_t dim, int inner,
+                    float* out, int64_t stride, Ahead& ahead) {
     for (; at + N * WIDTH <= dim; at += N * WIDTH)
         for (int r = 0; r < n_rows; r += BLOCK_ROWS) {
             const T* from = weights + r * SEGMENT;
             float* to = out + r * stride;
             switch (n_rows - r) {
-                case 1: mix_block<1, N>(from, rows, at, inner, to, stride); break;
-                case 2: mix_block<2, N>(from, rows, at, inner, to, stride); break;
-                case 3: mix_block<3, N>(from, rows, at, inner, to, stride); break;
+                case 1: mix_block<1, N>(from, rows, head, at, inner, to, stride, ahead); break;
+                case 2: mix_block<2, N>(from, rows, head, at, inner, to, stride, ahead); break;
+                case 3: mix_block<3, N>(from, rows, head, at, inner, to, stride, ahead); break;
 #if BOUGH_WIDTH == 16
-                case 4: mix_block<4, N>(from, rows, at, inner, to, stride); break;
-                case 5: mix_block<5, N>(from, rows, at, inner, to, stride); break;
+                case 4: mix_block<4, N>(from, rows, head, at, inner, to, stride, ahead); break;
+                case 5: mix_block<5, N>(from, rows, head, at, inner, to, stride, ahead); break;
 #endif
-                default: mix_block<BLOCK_ROWS, N>(from, rows, at, inner, to, stride);
+                default: mix_block<BLOCK_ROWS, N>(from, rows, head, at, inner, to, stride, ahead);
             }
         }
     return at;

@@ -25,12 +25,14 @@ INLINE vi zero_sum(const int32_t*) { return vi{}; }
 INLINE void store_sum(float* to, vf x) { storef(to, x); }
 INLINE void store_sum(int32_t* to, vi x) { memcpy(to, &x, sizeof x); }
 
-template <int R, typename E, typename S>
-INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner, S* out, int64_t out_stride) {
+template <int R, typename E, typename S, typename Beside>
+INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner, S* out, int64_t out_stride,
+                          Beside& beside) {
     decltype(zero_sum(out)) acc[R][BLOCK_VECS];
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < BLOCK_VECS; ++j) acc[r][j] = zero_sum(out);
     for (int i = 0; i < inner; ++i) {
+        beside.step();
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -41,23 +43,34 @@ INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner
         for (int j = 0; j < BLOCK_VECS; ++j) store_sum(out + r * out_stride + j * WIDTH, acc[r][j]);
 }
 
-// out[rows, 64] = a[rows, inner] @ tile[inner, 64]. E is float, or uint32_t for pairs of bf16.
-template <typename E, typename S = typename SumOf<E>::type>
-void product(const E* a, int64_t a_stride, const E* tile, int rows, int inner, S* out, int64_t out_stride) {
+// What is done beside products that nothing is to be done beside.
+struct Alone {
+    INLINE void step() {}
+};
+
+// How often product() calls beside.step().
+INLINE int product_steps(int rows, int inner) {
+    return TILE / (BLOCK_VECS * WIDTH) * ((rows + BLOCK_ROWS - 1) / BLOCK_ROWS) * inner;
+}
+
+// out[rows, 64] = a[rows, inner] @ tile[inner, 64]. E is float, or uint32_t for pairs of bf16, or bytes.h's.
+template <typename E, typename Beside, typename S = typename SumOf<E>::type>
+void product(const E* a, int64_t a_stride, const E* tile, int rows, int inner, S* out, int64_t out_stride,
+             Beside& beside) {
     for (int column = 0; column < TILE; column += BLOCK_VECS * WIDTH) {
         const E* t = tile + column;
         for (int r = 0; r < rows; r += BLOCK_ROWS) {
             const E* from = a + r * a_stride;
             S* to = out + r * out_stride + column;
             switch (rows - r) {
-                case 1: product_block<1>(from, a_stride, t, inner, to, out_stride); break;
-                case 2: product_block<2>(from, a_stride, t, inner, to, out_stride); break;
-                case 3: product_block<3>(from, a_stride, t, inner, to, out_stride); break;
+                case 1: product_block<1>(from, a_stride, t, inner, to, out_stride, beside); break;
+                case 2: product_block<2>(from, a_stride, t, inner, to, out_stride, beside); break;
+                case 3: product_block<3>(from, a_stride, t, inner, to, out_stride, beside); break;
 #if BOUGH_WIDTH == 16
-                case 4: product_block<4>(from, a_stride, t, inner, to, out_stride); break;
-                case 5: product_block<5>(from, a_stride, t, inner, to, out_stride); break;
+                case 4: product_block<4>(from, a_stride, t, inner, to, out_stride, beside); break;
+                case 5: product_block<5>(from, a_stride, t, inner, to, out_stride, beside); break;
 #endif
-                default: product_block<BLOCK_ROWS>(from, a_stride, t, inner, to, out_stride);
+                default: product_block<BLOCK_ROWS>(from, a_stride, t, inner, to, out_stride, beside);
             }
         }
     }

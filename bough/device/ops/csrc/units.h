@@ -48,9 +48,10 @@ struct Member {
     int offset;             // of its first token among the group's
 };
 
-// The cells of one kv head for one segment's keys.
+// The cells of one segment's keys, from a unit's first kv head on, and the scales of one of its heads.
 struct Cells {
     int n;
+    int32_t loc[SEGMENT];
     const void *keys[SEGMENT], *values[SEGMENT];
     float k_scale[SEGMENT], v_scale[SEGMENT];
 };
@@ -76,9 +77,9 @@ struct Work {
     Word<T>* tile;          // [words][TILE]
     T *keys, *values;       // [SEGMENT][dim] widened cells
     Word<T> *packed, *pairs;    // K and V of LaneBlock
-    float* scores;          // [NARROW][SEGMENT] or [SEGMENT][LANES]
-    T* weights;             // [NARROW][SEGMENT]
-    float* segment;         // [NARROW][dim + 2] or [dim][LANES]
+    float* scores;          // [heads][queries][SEGMENT], for int8 cells two of each, or [SEGMENT][LANES]
+    T* weights;             // [heads][queries][SEGMENT]
+    float* segment;         // [heads][queries][dim + 2] or [dim][LANES]
     float *top, *sum;       // [LANES] of the segment
     int32_t *seen, *unseen; // [LANES] where the keys that a query sees end and begin
     float* total;           // [blocks][dim][LANES]
@@ -88,8 +89,8 @@ struct Work {
 
     // For units of up to n_wide queries of one kv head, or NARROW of n_heads.
     void carve(Carver& c, int64_t n_wide, int n_heads, int words, int dim) {
-        int64_t blocks = ceil_div(n_wide, LANES);
-        int64_t n_queries = blocks * LANES > NARROW * n_heads ? blocks * LANES : NARROW * n_heads;
+        int64_t blocks = ceil_div(n_wide, LANES), n_narrow = NARROW * n_heads;
+        int64_t n_queries = blocks * LANES > n_narrow ? blocks * LANES : n_narrow;
         c.take(queries, n_queries * words);
         c.take(q_scale, n_queries);
         c.take(q_high, n_queries);
@@ -99,9 +100,9 @@ struct Work {
         c.take(values, (int64_t)SEGMENT * dim);
         c.take(packed, (int64_t)SEGMENT * words);
         c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
-        c.take(scores, (int64_t)SEGMENT * (LANES > NARROW ? LANES : NARROW));
-        c.take(weights, (int64_t)NARROW * SEGMENT);
-        c.take(segment, (int64_t)(dim + 2) * LANES);
+        c.take(scores, (int64_t)SEGMENT * (LANES > 2 * n_narrow ? LANES : 2 * n_narrow));
+        c.take(weights, n_narrow * SEGMENT);
+        c.take(segment, (dim + 2) * (LANES > n_narrow ? LANES : n_narrow));
         c.take(top, LANES);
         c.take(sum, LANES);
         c.take(seen, LANES);

@@ -1,0 +1,405 @@
+// One segment of a unit's keys: where its cells lie, scores, weights, and sums of V.
+//
+// Few queries (a decode step) keep keys in the lanes of vectors: K is transposed into tiles, V is read where it lies, for
+// all kv heads in turn. Many queries lie in the lanes themselves (lanes.h), one kv head per unit.
+#pragma once
+
+#include "mix.h"
+#include "units.h"
+
+namespace {
+
+template <typename T>
+struct Segments {
+    typedef Word<T> word;
+    const AttentionCall& call;
+    const int group_heads, dim, words;
+    const int64_t record;   // floats of one query's partial result: output, maximum, sum
+    const bool direct;      // cells have the type that is computed with
+    const bool bytes;       // cells are int8, and computed with as they are (bytes.h)
+    float cap_scale, log2_scale;    // score := tanh(cap_scale * product), unless that is 0; log2(weight) = log2_scale * score
+    Group* groups = nullptr;
+
+    explicit Segments(const AttentionCall& c)
+        : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
+          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
+          bytes(c.kv_dtype == BOUGH_INT8 && sizeof(T) == 2) {}
+
+    int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
+
+    // Queries of each of the unit's kv heads.
+    int n_queries(const Unit& u) const { return u.n_tokens * group_heads; }
+
+    bool narrow(const Unit& u) const { return n_queries(u) <= NARROW; }
+
+    // Records of one segment, or of the total.
+    int64_t n_records(const Unit& u) const { return (int64_t)u.n_heads * n_queries(u); }
+
+    // Positions before this one are visible to query token `t` of the unit.
+    int visible(const Unit& u, int t) const {
+        if (u.group >= 0) return u.last_segment * SEGMENT;
+        return call.seq_len[u.row] - new_tokens(u.row) + u.first_token + t + 1;
+    }
+
+    // The first position that is visible to it.
+    int first_visible(const Unit& u, int t) const {
+        if (!call.window) return 0;
+        int end = visible(u, t), begin = call.chunked ? (end - 1) / call.window * call.window : end - call.window;
+        return begin > 0 ? begin : 0;
+    }
+
+    // Index of query token `t` of the unit among all new tokens.
+    int64_t token(const Unit& u, int t) const {
+        if (u.group >= 0) return groups[u.group].tokens[u.first_token + t];
+        return call.q_start[u.row] + u.first_token + t;
+    }
+
+    // Query r of the unit: where it lies, or its digits, which take as much memory as itself.
+    const word* load_query(const Unit& u, int r, word* digits, Work<T>& w) const {
+        const T* from = (const T*)call.q + head(u, r) * dim;
+        if (!bytes) return (const word*)from;
+        QueryScale s = split_query(from, dim, (int8_t*)digits, (int8_t*)digits + dim);
+        w.q_scale[r] = s.scale;
+        w.q_high[r] = s.high;
+        w.q_low[r] = s.low;
+        return digits;
+    }
+
+    void load_queries(const Unit& u, Work<T>& w) const {
+        const int n = (int)n_records(u);
+        for (int r = 0; narrow(u) && r < n; ++r)
+            memcpy(w.queries + (int64_t)r * words, load_query(u, r, w.tile, w), sizeof(word) * words);
+        for (int first = 0; !narrow(u) && first < n; first += WIDTH) {
+            const uint32_t* rows[WIDTH];
+            // Lanes behind the last query repeat it.
+            for (int i = 0; i < WIDTH; ++i)
+                rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
+            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * words * LANES + first % LANES;
+            transpose_rows(rows, 0, words, to, LANES);
+        }
+    }
+
+    // n words of WIDTH rows, from the word `first` on: to[word * stride + row].
+    static void transpose_rows(const uint32_t* const* rows, int64_t first, int n, uint32_t* to, int stride) {
+        for (int i = 0; i < n; i += WIDTH)
+            transpose(rows, first + i, n - i < WIDTH ? n - i : WIDTH, to + (int64_t)i * stride, stride);
+    }
+
+    // Index of record r of the unit among the heads of all new tokens.
+    int64_t head(const Unit& u, int r) const {
+        int query = r % n_queries(u), kv_head = u.kv_head + r / n_queries(u);
+        return token(u, query / group_heads) * call.n_heads + (int64_t)kv_head * group_heads + query % group_heads;
+    }
+
+    int keys_of(const Unit& u, int segment) const {
+        int left = visible(u, u.n_tokens - 1) - segment * SEGMENT;
+        return left < SEGMENT ? left : SEGMENT;
+    }
+
+    const int32_t* locs(const Unit& u, int segment) const {
+        return call.page_table + (int64_t)call.rows[u.row] * call.table_stride + segment * SEGMENT;
+    }
+
+    // What so many heads of a cell take.
+    int cell_bytes_of(int n_heads) const { return (int)cell_bytes(call.kv_dtype) * dim * n_heads; }
+
+    // Finds the cells of a segment. Whole vectors of keys may be read: the first and the last cell that the unit sees
+    // stand for those before and after them.
+    void locate(const Unit& u, int segment, Cells& to) const {
+        to.n = keys_of(u, segment);
+        const int n = read_keys(to), first = first_visible(u, 0) - segment * SEGMENT;
+        memcpy(to.loc, locs(u, segment), sizeof(int32_t) * to.n);
+        for (int i = 0; i < first; ++i) to.loc[i] = to.loc[first];
+        for (int i = to.n; i < n; ++i) to.loc[i] = to.loc[to.n - 1];
+        const int64_t bytes = cell_bytes_of(1), stride = cell_bytes_of(call.n_kv_heads);
+        const char *keys = (const char*)call.k + u.kv_head * bytes, *values = (const char*)call.v + u.kv_head * bytes;
+        for (int i = 0; i < n; ++i) {
+            to.keys[i] = keys + to.loc[i] * stride;
+            to.values[i] = values + to.loc[i] * stride;
+        }
+    }
+
+    // The scales of one kv head, for int8.
+    void load_scales(int kv_head, Cells& cells) const {
+        for (int i = 0, n = read_keys(cells); call.k_scale && i < n; ++i) {
+            cells.k_scale[i] = call.k_scale[(int64_t)cells.loc[i] * call.n_kv_heads + kv_head];
+            cells.v_scale[i] = call.v_scale[(int64_t)cells.loc[i] * call.n_kv_heads + kv_head];
+        }
+    }
+
+    // Keys that are read: whole vectors.
+    static int read_keys(const Cells& cells) { return (int)ceil_div(cells.n, WIDTH) * WIDTH; }
+
+    // n cells as T: where they lie, or those of one head, `head` elements behind where the first one's lie, widened into
+    // `to`. Then that one lies first.
+    const T* const* as_elements(const void* const* cells, int64_t& head, int n, T* to, const T** rows) const {
+        if (direct) return (const T* const*)cells;
+        for (int i = 0; i < n; ++i) {
+            T* row = to + (int64_t)i * dim;
+            widen_cell(call.kv_dtype, (const char*)cells[i] + head * cell_bytes(call.kv_dtype), row, dim);
+            rows[i] = row;
+        }
+        head = 0;
+        return rows;
+    }
+
+    // Reads n cells of all the unit's heads, a line after the other. What follows reads one head at a time, in strides
+    // that no hardware foresees. Loads in order bring all of it near, at up to 1.6 times the rate of prefetch
+    // instructions, for they set the hardware's own prefetching going.
+    void fetch(const Unit& u, const void* const* cells, int n) const {
+        const int bytes = cell_bytes_of(u.n_heads);
+        for (int i = 0; i < n; ++i)
+            for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
+    }
+
+    // Scores of one query, which sees keys [begin, seen), -> weights, maximum and sum. LaneBlock::soften is the same for
+    // queries in the lanes.
+    void soften(const Cells& cells, int begin, int seen, float* s, T* weights, float* result) const {
+        const vf infinity = splat(__builtin_inff());
+        const vi lane = lane_index();
+        vf best = -infinity, total = vf{};
+        for (int j = 0; j < cells.n; j += WIDTH) {
+            vf x = loadf(s + j);
+            if (call.k_scale) x *= loadf(cells.k_scale + j);
+            if (cap_scale) x = tanhv(x * splat(cap_scale));
+            if (seen - j < WIDTH) x = select(lane + j < seen, x, -infinity);
+            if (begin > j) x = select(lane + j >= begin, x, -infinity);
+            storef(s + j, x);
+            best = larger(x, best);
+        }
+        float shift = max_lane(best) * log2_scale;
+        for (int j = 0; j < cells.n; j += WIDTH) {
+            vf p = exp2_for(fma(loadf(s + j), splat(log2_scale), splat(-shift)), (const T*)nullptr);
+            if (seen - j < WIDTH) p = keep(lane + j < seen, p);
+            if (begin > j) p = keep(lane + j >= begin, p);
+            total += p;
+            if (call.v_scale) p *= loadf(cells.v_scale + j);
+            if (bytes)
+                storef(s + j, p);
+            else
+                store_weight(weights + j, p);
+        }
+        result[dim] = shift;
+        result[dim + 1] = sum(total);
+    }
+
+    // One segment for few queries, into the records of w.segment. K and V are read a tile of keys at a time, and the next
+    // tile is asked for beside the arithmetic with this one: memory is never idle, what is computed with lies in the
+    // nearest cache, and requests do not stand in the way of what is needed now. `then` is what comes after the segment, with cells of `then_heads` heads.
+    void run_narrow(const Unit& u, int segment, Cells& cells, const Cells& then, int then_heads, Work<T>& w) const {
+        const int n = n_queries(u), n_read = read_keys(cells), key_words = bytes ? dim / 4 : words;
+        const int v_tile = bytes ? SEGMENT : TILE;      // a sum over a segment is scaled once
+        for (int key = 0; key < n_read; key += TILE) {
+            const bool last = key + TILE >= n_read;
+            const int count = tile_keys(n_read, key, TILE);
+            Ahead ahead(last ? cells.values : cells.keys + key + TILE,
+                        last ? tile_keys(n_read, 0, v_tile) : tile_keys(n_read, key + TILE, TILE), cell_bytes_of(u.n_heads),
+                        u.n_heads * product_steps(bytes ? 2 * n : n, key_words));
+            fetch(u, cells.keys + key, count);
+            for (int i = 0; i < u.n_heads; ++i) score(cells, i, n, key, count, ahead, w);
+        }
+        for (int i = 0; i < u.n_heads; ++i) {
+            load_scales(u.kv_head + i, cells);
+            for (int r = i * n; r < (i + 1) * n; ++r) {
+                int seen = visible(u, r % n / group_heads) - segment * SEGMENT;
+                int begin = first_visible(u, r % n / group_heads) - segment * SEGMENT;
+                if (bytes) join_scores(cells.n, r, w);
+                soften(cells, begin, seen < cells.n ? seen : cells.n, scores(r, w), w.weights + (int64_t)r * SEGMENT,
+                       w.segment + r * record);
+                memset(w.segment + r * record, 0, sizeof(float) * dim);
+            }
+        }
+        for (int key = 0; key < n_read; key += v_tile) {
+            const bool last = key + v_tile >= n_read;
+            const int count = tile_keys(n_read, key, v_tile);
+            Ahead ahead(last ? then.keys : cells.values + key + v_tile,
+                        last ? tile_keys(then.n, 0, TILE) : tile_keys(n_read, key + v_tile, v_tile),
+                        cell_bytes_of(last ? then_heads : u.n_heads), u.n_heads * mix_steps(n, count));
+            fetch(u, cells.values + key, count);
+            for (int i = 0; i < u.n_heads; ++i) mix(cells, i, n, key, count, ahead, w);
+        }
+    }
+
+    // Keys of the tile that begins with `key`, of n in all.
+    static int tile_keys(int n, int key, int tile) { return n - key < tile ? n - key : tile; }
+
+    // Scores of query r of the unit.
+    float* scores(int r, Work<T>& w) const { return w.scores + (int64_t)r * (bytes ? 2 * SEGMENT : SEGMENT); }
+
+    // Scores of the unit's i-th kv head for one tile of keys; in int8 cells, sums of products with both digits.
+    void score(const Cells& cells, int i, int n, int key, int count, Ahead& ahead, Work<T>& w) const {
+        const int key_words = bytes ? dim / 4 : words;
+        const T* rows[TILE];
+        int64_t head = (int64_t)i * dim;
+        const void* const* keys = cells.keys + key;
+        if (!bytes) keys = (const void* const*)as_elements(keys, head, count, w.keys, rows);
+        for (int j = 0; j < count; j += WIDTH)
+            transpose_rows((const uint32_t* const*)keys + j, head * (bytes ? 1 : (int)sizeof(T)) / 4, key_words,
+                           (uint32_t*)w.tile + j, TILE);
+        const word* queries = w.queries + (int64_t)i * n * words;
+        float* to = scores(i * n, w) + key;
+        if (bytes)
+            product((const KeyBytes*)queries, key_words, (const KeyBytes*)w.tile, 2 * n, key_words, (int32_t*)to,
+                    SEGMENT, ahead);
+        else
+            product(queries, words, w.tile, n, words, to, SEGMENT, ahead);
+    }
+
+    // Sums of products with both digits of query r -> scores.
+    void join_scores(int n, int r, Work<T>& w) const {
+        float* s = scores(r, w);
+        vf scale = splat(w.q_scale[r]);
+        for (int j = 0; j < n; j += WIDTH) {
+            vi high = (vi)loadf(s + j) + w.q_high[r], low = (vi)loadf(s + SEGMENT + j) + w.q_low[r];
+            storef(s + j, join_digits(high, low, scale));
+        }
+    }
+
+    // Adds weights times V of one tile of keys to the records of the unit's i-th kv head.
+    void mix(const Cells& cells, int i, int n, int key, int count, Ahead& ahead, Work<T>& w) const {
+        if (bytes) return mix_bytes(cells, i, n, ahead, w);
+        float* to = w.segment + i * n * record;
+        int64_t head = (int64_t)i * dim;
+        const T* rows[TILE];
+        const T* const* values = as_elements(cells.values + key, head, count, w.values, rows);
+        const T* weights = w.weights + (int64_t)i * n * SEGMENT + key;
+        const int inner = (int)ceil_div(tile_keys(cells.n, key, TILE), KEYS_PER_WORD<word>);
+        int64_t at = mix_columns<4>(weights, values, head, n, 0, dim, inner, to, record, ahead);
+        at = mix_columns<2>(weights, values, head, n, at, dim, inner, to, record, ahead);
+        mix_columns<1>(weights, values, head, n, at, dim, inner, to, record, ahead);
+    }
+
+    // The same for int8 cells, of which a tile is a segment.
+    void mix_bytes(const Cells& cells, int i, int n, Ahead& ahead, Work<T>& w) const {
+        uint8_t* digits = (uint8_t*)(w.weights + (int64_t)i * n * SEGMENT);
+        float scale[NARROW];
+        for (int r = 0; r < n; ++r)
+            scale[r] = split_weights(scores(i * n + r, w), cells.n, digits + 2 * r * SEGMENT,
+                                     digits + (2 * r + 1) * SEGMENT);
+        const int8_t* const* values = (const int8_t* const*)cells.values;
+        const uint32_t* weights = (const uint32_t*)digits;
+        const int inner = (int)ceil_div(cells.n, 4), stride = SEGMENT / 4;
+        float* to = w.segment + i * n * record;
+        int64_t head = (int64_t)i * dim;
+        int at = mix_all_fours<FOURS>(weights, stride, values, head, n, 0, dim, inner, scale, to, record, ahead);
+        if (FOURS > 1) mix_all_fours<1>(weights, stride, values, head, n, at, dim, inner, scale, to, record, ahead);
+    }
+
+    // About how often mix() calls ahead.step().
+    int mix_steps(int n, int count) const {
+        if (bytes) return (int)(ceil_div(n, FOURS_ROWS) * ceil_div(dim, FOURS * WIDTH) * ceil_div(count, 4));
+        return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
+    }
+
+    // Lays a segment's K and V out for LaneBlock.
+    void pack(const Cells& cells, Work<T>& w) const {
+        const int n = read_keys(cells), key_words = bytes ? dim / 4 : words;
+        const T* rows[SEGMENT];
+        int64_t head = 0;   // of the unit's one
+        const void* const* keys = cells.keys;
+        if (!bytes) keys = (const void* const*)as_elements(keys, head, n, w.keys, rows);
+        uint32_t* to = (uint32_t*)w.packed;
+        for (int i = 0; i < n; i += WIDTH, to += key_words * WIDTH) {
+            transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
+            for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
+        }
+        if (bytes)
+            return pack_fours((const int8_t* const*)cells.values, (int)ceil_div(cells.n, 4), dim, (uint32_t*)w.pairs,
+                              SEGMENT / 4 * WIDTH);
+        const T* const* values = as_elements(cells.values, head, n, w.values, rows);
+        const int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+        constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<word> * WIDTH;
+        for (int i = 0; i < inner; ++i) {
+            float* to = (float*)w.pairs + i * WIDTH;
+            int d = 0;
+            for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH, to += 2 * BLOCK) {
+                vf x[2];
+                load_values<2>(values, i, d, x);
+                storef(to, x[0]);
+                storef(to + BLOCK, x[1]);
+            }
+            for (; d < dim; d += WIDTH, to += BLOCK) {
+                vf x[1];
+                load_values<1>(values, i, d, x);
+                storef(to, x[0]);
+            }
+        }
+    }
+
+    // What one of n_parts blocks of queries asks for of the cells of a unit's one head, while it works out scores.
+    Ahead part(const Cells& next, const void* const* cells, int part, int n_parts, int n_keys) const {
+        int first = next.n * part / n_parts;
+        const int steps = n_keys > LANE_ROWS ? (int)ceil_div(n_keys, LANE_ROWS) : 1;
+        return {cells + first, next.n * (part + 1) / n_parts - first, cell_bytes_of(1), steps};
+    }
+
+    // One segment for many queries: into the totals in lanes, or as records.
+    void run_wide(const Unit& u, int segment, int last_segment, float* records, Work<T>& w) const {
+        const Cells& now = w.cells[segment % 2];
+        Cells& next = w.cells[1 - segment % 2];
+        next.n = 0;
+        if (segment + 1 < last_segment) locate(u, segment + 1, next);
+        load_scales(u.kv_head, w.cells[segment % 2]);
+        pack(now, w);
+        int begin = segment * SEGMENT, n = n_queries(u);
+        int n_blocks = (int)ceil_div(n, LANES);
+        for (int first = 0, block = 0; first < n; first += LANES, ++block) {
+            int count = n - first < LANES ? n - first : LANES;
+            int n_vecs = (int)ceil_div(count, WIDTH);
+            int all = visible(u, first / group_heads) - begin;
+            int some = visible(u, (first + count - 1) / group_heads) - begin;
+            int lowest = first_visible(u, first / group_heads) - begin;
+            int highest = first_visible(u, (first + count - 1) / group_heads) - begin;
+            if ((some <= 0 || lowest >= now.n) && !records) continue;
+            some = some < 0 ? 0 : some;
+            const int n_keys = some < now.n ? some : now.n;
+            Ahead ahead[2] = {part(next, next.keys, block, n_blocks, n_keys),
+                              part(next, next.values, block, n_blocks, n_keys)};
+            bool masked = (all < now.n && all < some) || highest > 0;
+            for (int i = 0; masked && i < n_vecs * WIDTH; ++i) {
+                int t = (first + (i < count ? i : 0)) / group_heads;
+                w.seen[i] = visible(u, t) - begin;
+                w.unseen[i] = first_visible(u, t) - begin;
+            }
+            auto run = [&](auto element) {
+                typedef decltype(element) E;
+                LaneBlock<E> lanes = {
+                    (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.packed, (const E*)w.pairs,
+                    call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
+                    masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
+                    records ? w.segment : w.total + (int64_t)block * dim * LANES,
+                    records ? w.top : w.total_top + block * LANES, records ? w.sum : w.total_sum + block * LANES, !records,
+                    n_keys, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale, ahead,
+                    w.q_scale + first, {w.q_high + first, w.q_low + first},
+                };
+                switch (n_vecs) {
+                    case 1: lanes.template run<1>(); break;
+                    case 2: lanes.template run<2>(); break;
+                    default: lanes.template run<3>();
+                }
+            };
+            if constexpr (sizeof(T) == 2)
+                if (bytes) run(LaneBytes{});
+            if (!bytes) run(word{});
+            if (records) from_lanes(w.segment, w.top, w.sum, records + first * record, count);
+        }
+    }
+
+    // Records [count][dim + 2] of what is kept in lanes.
+    void from_lanes(const float* out, const float* top, const float* sum, float* to, int count) const {
+        for (int first = 0; first < count; first += WIDTH) {
+            int n = count - first < WIDTH ? count - first : WIDTH;
+            for (int d = 0; d < dim; d += WIDTH) {
+                const uint32_t* rows[WIDTH];
+                for (int i = 0; i < WIDTH; ++i) rows[i] = (const uint32_t*)(out + (int64_t)(d + i) * LANES);
+                transpose(rows, first, n, (uint32_t*)(to + first * record + d), record);
+            }
+            for (int i = first; i < first + n; ++i) {
+                to[i * record + dim] = top[i];
+                to[i * record + dim + 1] = sum[i];
+            }
+        }
+    }
+};
+
+}  // namespace
