@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from bough.bench.machine import facts
-from bough.device.ops.packed import PAIRED, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
+from bough.device.ops.packed import PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
 from bough.device.ops.registry import Ops, resolve_ops
 
 Tensor = torch.Tensor
@@ -103,8 +103,10 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     if kind == "int8":
         return pack_int8(q, torch.ones(n))
     packed = Kind[kind.upper()]
-    size = (n, k // 32, 2) if packed in PAIRED else (n, k // 32)
-    return pack_groups(packed, q, torch.ones(size).half())
+    groups = k // (256 if packed in SUPER else 32)
+    size = (n, groups, 2) if packed in PAIRED else (n, groups)
+    sub = torch.ones((n, k // 32, 2), dtype=torch.uint8) if packed in SUPER else None
+    return pack_groups(packed, q, torch.ones(size).half(), sub)
 
 
 def copy(packed: PackedWeight) -> PackedWeight:
@@ -118,6 +120,8 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
     for shape in shapes:
         k, n = map(int, shape.split("x"))
         for kind in kinds:
+            if kind in ("q4_k", "q6_k") and k % 256:
+                continue
             make, nbytes = contestant(kind, ops, k, n)
             layers = [make() for _ in range(max(1, min(256, CACHE_BYTES // nbytes)))]
             for m in rows:
@@ -132,14 +136,16 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """How many times faster than the better one of both bf16 products each form is: at worst, and in the median."""
+    """How many times faster than the better one of both bf16 products each form is: at worst, and in the median of the
+    shapes that it can hold."""
     times = {(r["shape"], r["rows"], r["kind"]): r["us"] for r in results}
     rows = sorted({m for _, m, _ in times})
     lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
     for kind, name in ROUNDED.items():
         cells = []
         for m in rows:
-            gains = [min(times[s, m, "onednn"], times[s, m, "bf16"]) / times[s, m, kind] for s in SHAPES]
+            shapes = [s for s in SHAPES if (s, m, kind) in times]
+            gains = [min(times[s, m, "onednn"], times[s, m, "bf16"]) / times[s, m, kind] for s in shapes]
             cells.append(f"{min(gains):.2f} / {statistics.median(gains):.2f}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

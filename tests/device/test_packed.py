@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bough.device.ops.packed import (
     FOUR_BITS,
     PAIRED,
+    SUPER,
     Kind,
     PackedWeight,
     pack_bf16,
@@ -26,7 +27,6 @@ Tensor = torch.Tensor
 
 pytestmark = pytest.mark.usefixtures("two_threads")
 
-SUPER = (Kind.Q4_K, Kind.Q6_K)
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
 
 
@@ -210,6 +210,18 @@ def test_wrong_arguments_are_refused(ops: Ops) -> None:
         apply(randn(3, 64), torch.empty(3, 32, dtype=torch.bfloat16))
     with pytest.raises(ValueError, match="int32"):
         ops.packed_rows(random_weight(Kind.Q8, 32, 64), torch.tensor([1]), torch.float32)
+
+
+def test_scales_that_do_not_fit_are_refused() -> None:
+    q, scale = torch.zeros(32, 512, dtype=torch.uint8), torch.ones(32, 2).half()
+    sub = torch.zeros(32, 16, 2, dtype=torch.uint8)
+    pack_groups(Kind.Q6_K, q, scale, sub)
+    with pytest.raises(ValueError, match="Q6_K of 32 x 512 does not go with"):
+        pack_groups(Kind.Q6_K, q, scale)
+    with pytest.raises(ValueError, match="Q6_K of 32 x 500"):
+        pack_groups(Kind.Q6_K, q[:, :500], scale, sub)
+    with pytest.raises(ValueError, match=r"Q8 of 32 x 512 does not go with scales \[32, 2\]"):
+        pack_groups(Kind.Q8, q, scale)
 
 
 def test_an_arena_hands_out_what_does_not_overlap() -> None:

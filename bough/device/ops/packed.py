@@ -39,6 +39,9 @@ FOUR_BITS = (Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
 PAIRED = (Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
 """Kinds whose scale comes with a second number."""
 
+SUPER = (Kind.Q4_K, Kind.Q6_K)
+"""Kinds whose scales of 256 inputs are divided further, and which hold whole ones of these."""
+
 
 DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code of a 4-bit float: a sign, two bits of exponent, one of mantissa."""
@@ -114,8 +117,13 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
         scale: float16 [N, groups], of PAIRED kinds [N, groups, 2].
         sub: uint8 [N, G, 2], for Q4_K and Q6_K.
         group: inputs of a group of ``scale``, where the kind leaves it open.
+
+    Raises ValueError for scales that do not fit.
     """
     n_out, n_in = len(q), q[0].numel() * (2 if q.ndim == 3 else 1)
+    inputs = 256 if kind in SUPER else group
+    if scale.shape[:2] != (n_out, -(-n_in // inputs)) or (kind in SUPER and (n_in % 256 or sub is None)):
+        raise ValueError(f"{kind.name} of {n_out} x {n_in} does not go with scales {list(scale.shape)}")
     if kind in FOUR_BITS and q.ndim == 2:
         halves = pad_inputs(q, GROUP).view(n_out, -1, 2, 16)
         q = halves[:, :, 0] | (halves[:, :, 1] << 4)
