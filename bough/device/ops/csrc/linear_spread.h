@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t SPREAD_ROWS = LINEAR_ROWS + 1;    // rows from which on that pays
+constexpr int64_t SPREAD_ROWS = 4 * LINEAR_ROWS + 1;    // from which on that pays: the fifth block of them
 
 // A spread kind. For 32 inputs there are scale and minimum of each output, or where SPLIT, the scales of both halves.
 template <typename From>
