@@ -17,13 +17,14 @@ struct Segments {
     const int64_t record;   // floats of one query's partial result: output, maximum, sum
     const bool direct;      // cells have the type that is computed with
     const bool bytes;       // cells are int8, and computed with as they are (bytes.h)
+    const int key_words;    // of one head of a key, as it is computed with
     float cap_scale, log2_scale;    // score := tanh(cap_scale * product), unless that is 0; log2(weight) = log2_scale * score
     Group* groups = nullptr;
 
     explicit Segments(const AttentionCall& c)
         : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
           record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
-          bytes(c.kv_dtype == BOUGH_INT8 && sizeof(T) == 2) {}
+          bytes(c.kv_dtype == BOUGH_INT8 && sizeof(T) == 2), key_words(bytes ? dim / 4 : words) {}
 
     int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
 
@@ -187,7 +188,7 @@ struct Segments {
     // tile is asked for beside the arithmetic with this one: memory is never idle, what is computed with lies in the
     // nearest cache, and requests do not stand in the way of what is needed now. `then` is what comes after the segment, with cells of `then_heads` heads.
     void run_narrow(const Unit& u, int segment, Cells& cells, const Cells& then, int then_heads, Work<T>& w) const {
-        const int n = n_queries(u), n_read = read_keys(cells), key_words = bytes ? dim / 4 : words;
+        const int n = n_queries(u), n_read = read_keys(cells);
         const int v_tile = bytes ? SEGMENT : TILE;      // a sum over a segment is scaled once
         for (int key = 0; key < n_read; key += TILE) {
             const bool last = key + TILE >= n_read;
@@ -228,14 +229,12 @@ struct Segments {
 
     // Scores of the unit's i-th kv head for one tile of keys; in int8 cells, sums of products with both digits.
     void score(const Cells& cells, int i, int n, int key, int count, Ahead& ahead, Work<T>& w) const {
-        const int key_words = bytes ? dim / 4 : words;
         const T* rows[TILE];
         int64_t head = (int64_t)i * dim;
         const void* const* keys = cells.keys + key;
         if (!bytes) keys = (const void* const*)as_elements(keys, head, count, w.keys, rows);
         for (int j = 0; j < count; j += WIDTH)
-            transpose_rows((const uint32_t* const*)keys + j, head * (bytes ? 1 : (int)sizeof(T)) / 4, key_words,
-                           (uint32_t*)w.tile + j, TILE);
+            transpose_rows((const uint32_t* const*)keys + j, head * key_words / dim, key_words, (uint32_t*)w.tile + j, TILE);
         const word* queries = w.queries + (int64_t)i * n * words;
         float* to = scores(i * n, w) + key;
         if (bytes)
@@ -293,7 +292,7 @@ struct Segments {
 
     // Lays a segment's K and V out for LaneBlock.
     void pack(const Cells& cells, Work<T>& w) const {
-        const int n = read_keys(cells), key_words = bytes ? dim / 4 : words;
+        const int n = read_keys(cells);
         const T* rows[SEGMENT];
         int64_t head = 0;   // of the unit's one
         const void* const* keys = cells.keys;
