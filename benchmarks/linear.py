@@ -120,7 +120,7 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
     for shape in shapes:
         k, n = map(int, shape.split("x"))
         for kind in kinds:
-            if kind in ("q4_k", "q6_k") and k % 256:
+            if k % 256 and kind in (packed.name.lower() for packed in SUPER):
                 continue
             make, nbytes = contestant(kind, ops, k, n)
             layers = [make() for _ in range(max(1, min(256, CACHE_BYTES // nbytes)))]

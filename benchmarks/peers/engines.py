@@ -150,10 +150,12 @@ def _vllm(settings: Settings, model: str, kind: str) -> Launch:
 
 
 def _llama_server(environment: str, flags: tuple[str, ...], settings: Settings, model: str, kind: str) -> Launch:
-    tool = _file(settings.home.environment(environment) / "build" / "bin" / "llama-server", environment)
+    folder = settings.home.environment(environment)
+    tool = _file(folder / "build" / "bin" / "llama-server", environment)
     file = _file(models.gguf_path(settings.home, model, kind), "models")
     command = (tool, "-m", file, "--host", "127.0.0.1", "--port", "{port}", "-c", str(KV_TOKENS), *flags)
-    return Launch((*command, "--threads", str(settings.threads)), seconds=180.0)
+    # It writes a log where it is started.
+    return Launch((*command, "--threads", str(settings.threads)), seconds=180.0, folder=folder)
 
 
 def _llama_version(environment: str, package: str, settings: Settings) -> str:
