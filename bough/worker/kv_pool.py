@@ -10,8 +10,8 @@ from bough.models.base import CacheSpec, KVShape
 
 Tensor = torch.Tensor
 
-AHEAD_BYTES = 256 << 20
-"""Of cells that are kept ready for what is to come."""
+AHEAD_BYTES = 384 << 20
+"""Of cells that are made ready for the next burst while there is time."""
 
 MOST_PIECES = 4
 """Of memory that one step waits for."""
@@ -55,7 +55,6 @@ class KVPool:
         self._prepared = 0  # cells of every tensor
         self._at = 0  # the tensor that is prepared next
         self._piece = max(1, HUGE_PAGE * n_tokens // max((part.nbytes for part in parts), default=1))
-        self._lead = self._piece  # cells that were ready beyond those in use when there last was time
 
     def prepare(self, used: int) -> bool:
         """Put memory behind one more piece, about 2 MiB of one tensor; False where that was done already for all cells
@@ -63,15 +62,14 @@ class KVPool:
         if not self._unprepared:
             return False
         enough = self._prepared >= used + AHEAD_BYTES // self.shape.bytes_per_token
-        worked = not enough and self._prepare_piece()
-        self._lead = max(self._piece, self._ready - used)
-        return worked
+        return not enough and self._prepare_piece()
 
     def keep_up(self, used: int) -> None:
-        """Put memory behind as many cells as have come into use since there last was time to :meth:`prepare` some: a
-        little between any two steps."""
+        """Where little is left of what was prepared, put memory behind as many cells as have come into use: a little
+        between any two steps. With less than a piece of every tensor, a step could reach the end of those that are
+        without."""
         for _ in range(MOST_PIECES if self._unprepared else 0):
-            if self._ready - used >= self._lead or not self._prepare_piece():
+            if self._ready - used >= self._piece or not self._prepare_piece():
                 break
 
     @property
