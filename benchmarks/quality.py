@@ -1,6 +1,6 @@
 """What rounding the weights costs in quality: perplexity of a fixed text, and how often the greedy choice stays.
 
-    python benchmarks/quality.py [MODEL] [--output FILE] [--document docs/quantization.md]
+    python benchmarks/quality.py [MODEL ...] [--output FILE] [--document docs/quantization.md]
 
 Every way to hold the weights reads the same text in windows of 512 tokens. Its logits are compared with those of the
 model in bfloat16, position by position: perplexity, the share of positions whose most likely token is the same, and
@@ -120,22 +120,23 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", help="GGUF file, folder or hub id; the embedded default model")
+    parser.add_argument("model", nargs="*", help="GGUF files, folders or hub ids, beside the embedded default model")
     parser.add_argument("--output", type=Path, help="write the result here, as JSON")
     parser.add_argument("--document", type=Path, help="put the table between the marks of this file")
     arguments = parser.parse_args()
-    path = fetch(arguments.model, None)
-    results = measure(path)
-    print(table(results))
+    found = {}
+    for model in [None, *arguments.model]:
+        path = fetch(model, None)
+        found[path.stem] = measure(path)
+        print(table(found[path.stem]))
     if arguments.output:
-        whole = {"benchmark": "quality", "machine": facts(), "model": path.stem, "results": results}
+        whole = {"benchmark": "quality", "machine": facts(), "models": found}
         arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
     if arguments.document:
         text = arguments.document.read_text()
         before, rest = text.split(MARKS[0])
         after = rest.split(MARKS[1])[1]
-        n = results[0]["tokens"]
-        shown = f"{path.stem}, {n} tokens:\n\n{table(results)}"
+        shown = "\n\n".join(f"{name}, {r[0]['tokens']} tokens:\n\n{table(r)}" for name, r in found.items())
         arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{after}")
 
 

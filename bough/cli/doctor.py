@@ -89,14 +89,12 @@ def _processor(cpu: machine.Cpu) -> Iterator[Finding]:
     else:
         yield Finding("cpu", "ok", usable)
     if platform.machine() not in ("x86_64", "AMD64"):
-        yield Finding("features", "note", platform.machine(), "the compiled kernels are written for x86-64")
+        yield Finding("features", "note", platform.machine(), "the compiled kernels use vectors of 4 floats")
         return
     has = set(cpu.features)
     value = " ".join(cpu.features) or "none of " + " ".join(machine.FEATURES)
     if not {"avx2", "fma"} <= has:
-        yield Finding(
-            "features", "slow", value, "without AVX2 and FMA the compiled kernels cannot run; plain torch does"
-        )
+        yield Finding("features", "slow", value, "no AVX2 and FMA: vectors of 4 floats, and no fused arithmetic")
     elif "avx512f" not in has:
         yield Finding("features", "note", value, "no AVX-512: vectors of 8 floats instead of 16")
     elif not {"avx512_bf16", "amx_bf16"} & has:
@@ -128,7 +126,7 @@ def _torch() -> Finding:
 
 def _kernels() -> Finding:
     # Imported late: it builds on torch, whose absence has a finding of its own.
-    from bough.device.ops import library
+    from bough.device.ops import build, library
 
     # What it would log is what the finding says.
     logging.getLogger(library.__name__).setLevel(logging.ERROR)
@@ -140,6 +138,10 @@ def _kernels() -> Finding:
     if loading.openmp is None:
         advice = "torch's OpenMP runtime was not found, so the kernels run on one thread: reinstall torch"
         return Finding("kernels", "slow", value, advice)
+    best = list(build.VARIANTS)[-1]
+    if "avx512_bf16" in machine.cpu().features and best not in loading.library.isas():
+        fix = f"their compiler does not know {best}: install a newer one and delete {loading.library.path}"
+        return Finding("kernels", "slow", value, fix)
     return Finding("kernels", "ok", f"{value}, threads of {loading.openmp}")
 
 

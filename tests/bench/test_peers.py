@@ -138,6 +138,8 @@ def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
     assert alone.best is None and alone.met == (True, None)
     live = result(name, bough_int8=cell(0.6), ik_q8_0=cell(0.9))
     assert report.standing(name, live["rows"][name]).best == ("ik q8_0", 0.9)
+    slow = result(name, bough_int8=cell(0.6), ik_q8_0=cell(1.3))
+    assert report.standing(name, slow["rows"][name]).best == judged.best, "it does not get worse by being measured"
 
 
 def test_unequal_work_is_told() -> None:

@@ -9,6 +9,7 @@ import pytest
 from bough.bench.machine import Cpu, Memory
 from bough.cli import doctor
 from bough.cli.main import main
+from bough.device.ops import library
 
 
 def test_it_reports_on_this_machine_and_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +48,17 @@ def test_weak_processors_are_explained(monkeypatch: pytest.MonkeyPatch, cpu: Cpu
 def test_little_memory_is_explained() -> None:
     assert doctor._memory(Memory(8 << 30, 6 << 30, None, None)).state == "ok"
     assert doctor._memory(Memory(8 << 30, 6 << 30, 2 << 30, 1 << 30)).state == "slow"
+
+
+def test_kernels_of_an_old_compiler_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = library.load().library
+    if loaded is None:
+        pytest.skip("no compiled kernels")
+    worse = Cpu("x", ("avx2", "fma"), 1, 1, None)
+    monkeypatch.setattr(doctor.machine, "cpu", lambda: worse)
+    assert doctor._kernels().state == "ok", "no better ones are possible"
+    better = Cpu("x", ("avx2", "fma", "avx512f", "avx512_bf16"), 1, 1, None)
+    monkeypatch.setattr(doctor.machine, "cpu", lambda: better)
+    monkeypatch.setattr(library.Library, "isas", lambda self: ["generic", "avx2"])
+    found = doctor._kernels()
+    assert found.state == "slow" and str(loaded.path) in found.advice

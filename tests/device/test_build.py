@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
 import logging
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +28,22 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library, "load", library.load.__wrapped__)
     return tmp_path / "bough"
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return met
+
+
+def is_read(fifo: Path) -> bool:
+    """Whether a process has it open for reading."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return True
+    return False
 
 
 def test_the_build_module_needs_only_the_standard_library() -> None:
@@ -73,8 +95,52 @@ def test_a_compiler_that_takes_too_long_ends_with_its_children(monkeypatch: pyte
     monkeypatch.setattr(build, "COMPILE_SECONDS", 0.5)
     with pytest.raises(build.BuildError, match="took longer"):
         build.compile_library(tmp_path / "kernels.so")
-    with pytest.raises(OSError, match="No such device"):
-        os.open(held, os.O_WRONLY | os.O_NONBLOCK)  # nobody reads it any more
+    assert not is_read(held)
+
+
+def test_a_killed_build_leaves_no_compiler_and_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held, started, wrapper, temporary = (tmp_path / name for name in ("held", "started", "compiler", "temporary"))
+    os.mkfifo(held)
+    temporary.mkdir()
+    # The compiler and its child keep the fifo open, and the file that mktemp makes is the compiler's to remove.
+    wrapper.write_text(f"#!/bin/sh\nexec 3<> {held}\nmktemp\n(touch {started}; sleep 60)\nexit 1\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    script = f"""if 1:
+        from pathlib import Path
+        from bough.device.ops import build
+        build.VARIANTS = {{"generic": ()}}
+        build.compile_library(Path({str(tmp_path / "kernels.so")!r}))"""
+    with subprocess.Popen([sys.executable, "-c", script]) as building:
+        compiles = wait_for(lambda: started.exists() or building.poll() is not None)
+        building.kill()
+    assert compiles and building.returncode < 0, "it was killed while the compiler ran"
+    assert wait_for(lambda: not is_read(held))
+    assert wait_for(lambda: not any(temporary.iterdir()))
+
+
+def test_who_waits_for_the_build_of_another_is_told(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_library(target: Path) -> None:
+        target.write_bytes(b"kernels" + hashlib.sha256(b"kernels").digest())
+
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    caplog.set_level(logging.INFO, logger=build.__name__)
+    built = build.cached_library()
+    assert "waiting" not in caplog.text
+    built.unlink()
+    with ThreadPoolExecutor() as pool, built.with_suffix(".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = pool.submit(build.cached_library)
+        assert wait_for(lambda: "waiting" in caplog.text)
+    assert waiting.result() == built
+    assert caplog.text.count("waiting") == 1
 
 
 def test_without_a_compiler_torch_takes_over(
@@ -131,6 +197,22 @@ def test_a_stale_packaged_library_is_not_used(fresh: Path, monkeypatch: pytest.M
     monkeypatch.setattr(build, "cached_library", lambda: stale)
     found = library.load()
     assert found.library is None and str(stale) in found.reason
+
+
+def test_a_damaged_packaged_library_is_not_opened(tmp_path: Path) -> None:
+    """Half a library ends the process that opens it, so this is another one."""
+    found = library.load().library
+    if found is None:
+        pytest.skip("no compiler here")
+    damaged, content = tmp_path / "kernels.so", found.path.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2])
+    script = f"""if 1:
+        from pathlib import Path
+        from bough.device.ops import build, library
+        build.PACKAGED, build.cached_library = Path({str(damaged)!r}), lambda: Path({str(found.path)!r})
+        print(library.load().reason)"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "built at first use")
 
 
 def test_there_is_one_openmp_runtime() -> None:

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 CLAMP = Clamp(1.702, 7.0)
 
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
 
 
 class Case:

@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
 
 
 def low_rank(rank: int, n_in: int, n_out: int, seed: int, scale: float = 2.0) -> LowRank:

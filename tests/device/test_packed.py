@@ -25,7 +25,7 @@ from bough.device.quant.packed import PackedMethod, PackedTable, join
 
 Tensor = torch.Tensor
 
-pytestmark = pytest.mark.usefixtures("two_threads")
+pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
 
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
 
@@ -222,6 +222,9 @@ def test_scales_that_do_not_fit_are_refused() -> None:
         pack_groups(Kind.Q6_K, q[:, :500], scale, sub)
     with pytest.raises(ValueError, match=r"Q8 of 32 x 512 does not go with scales \[32, 2\]"):
         pack_groups(Kind.Q8, q, scale)
+    for group in (16, 48, 96):
+        with pytest.raises(ValueError, match=f"groups of {group} inputs"):
+            pack_groups(Kind.Q8, q, torch.ones(32, -(-512 // group)).half(), group=group)
 
 
 def test_an_arena_hands_out_what_does_not_overlap() -> None:

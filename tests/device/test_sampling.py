@@ -20,6 +20,8 @@ from .draws import distribution, draws_of
 Tensor = torch.Tensor
 REFERENCE = ReferenceOps("the twin")
 
+pytestmark = pytest.mark.usefixtures("poisoned")
+
 # The ops of an example are those of the test: nothing of them changes between examples.
 relaxed = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -84,6 +86,11 @@ def test_draws_from_a_large_vocabulary(ops: Ops, spread: float) -> None:
     check(ops, logits.bfloat16(), rows)
 
 
+def test_no_rows_draw_nothing(ops: Ops) -> None:
+    nothing = torch.empty(0, 600)
+    assert ops.sample(nothing, draws_of(nothing, [])).shape == (0,)
+
+
 def test_a_draw_does_not_depend_on_company_or_threads(ops: Ops) -> None:
     logits = torch.randn(9, 5000, generator=torch.Generator().manual_seed(3))
     rows: list[dict[str, Any]] = [{"seed": i, "position": i, "top_p": 0.9 if i % 2 else 1.0} for i in range(9)]
@@ -106,7 +113,9 @@ def test_draws_follow_the_distribution(ops: Ops) -> None:
     for options in ({}, {"top_k": 40}, {"top_p": 0.8}, {"least_z": math.log(0.05)}):
         rows = [options | {"seed": i} for i in range(n)]
         many = logits.expand(n, -1).contiguous()
-        counts = np.bincount(ops.sample(many, draws_of(many, rows)).numpy(), minlength=600)
+        drawn = ops.sample(many, draws_of(many, rows)).numpy()
+        assert drawn.max() < 600
+        counts = np.bincount(drawn, minlength=600)
         expected = distribution(logits[0], options) * n
         assert counts[expected == 0].sum() == 0
         common = expected >= 5
@@ -116,7 +125,7 @@ def test_draws_follow_the_distribution(ops: Ops) -> None:
         assert chi2 < freedom + 4 * math.sqrt(2 * freedom)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(relaxed, max_examples=200)
 @given(st.integers(1, 700), st.integers(0, 2**32), st.sampled_from([0.0, 0.3, 0.999999, 1 - 2**-53]), st.booleans())
 def test_no_token_without_weight_is_drawn(width: int, seed: int, u: float, sparse: bool) -> None:
     rng = np.random.default_rng(seed)

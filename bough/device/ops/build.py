@@ -19,7 +19,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -43,6 +43,11 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Instruction set -> flags; all of them go into one library, which chooses at run time."""
 
 COMPILE_SECONDS = 900
+
+Start = Callable[[list[str]], subprocess.Popen[str]]
+
+# SIGTERM before the folder is removed: a compiler that still writes there would keep it from going.
+GUARD = """trap '' TERM; read _; kill 0; rm -rf "$0"; kill -9 0"""
 
 SEAL_BYTES = 32
 """A library ends with the SHA-256 of all before it, which loaders do not look at: half of one ends the process."""
@@ -83,15 +88,16 @@ def compile_library(target: Path) -> list[str]:
     compiler = find_compiler()
     names = list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
     try:
-        with tempfile.TemporaryDirectory(prefix="bough-build-") as folder:
-            built = _compile_variants(compiler, names, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="bough-build-") as folder, _compilers(folder) as start:
+            built = _compile_variants(start, compiler, names, Path(folder))
             defines = [f"-DBOUGH_WITH_{name.upper()}" for name in built]
             dispatch = Path(folder) / "dispatch.o"
             source = f'-DBOUGH_SOURCE="{source_digest()}"'
-            _run([*compiler, *COMMON_FLAGS, *defines, source, "-c", str(SOURCES / "dispatch.cpp"), "-o", str(dispatch)])
+            command = [*compiler, *COMMON_FLAGS, *defines, source, "-c", str(SOURCES / "dispatch.cpp")]
+            _finish(start([*command, "-o", str(dispatch)]))
             library = Path(folder) / "kernels.so"
             objects = [str(dispatch), *(str(o) for o in built.values())]
-            _run([*compiler, "-shared", *objects, "-lm", "-o", str(library)])
+            _finish(start([*compiler, "-shared", *objects, "-lm", "-o", str(library)]))
             target.parent.mkdir(parents=True, exist_ok=True)
             beside = target.with_name(f".{target.name}.{os.getpid()}")
             content = library.read_bytes()
@@ -101,6 +107,8 @@ def compile_library(target: Path) -> list[str]:
                 os.fsync(file.fileno())
             beside.chmod(0o755)
             os.replace(beside, target)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"the compiler took longer than {COMPILE_SECONDS} s") from error
     except OSError as error:
         raise BuildError(f"building the kernels failed: {error}") from error
     return list(built)
@@ -151,43 +159,7 @@ def cache_folder() -> Path:
 
 def _compiler_digest() -> str:
     """Another compiler may know more instruction sets."""
-    return hashlib.sha256(_run([*find_compiler(), "--version"]).encode()).hexdigest()[:8]
-
-
-def _compile_variants(compiler: list[str], names: list[str], folder: Path) -> dict[str, Path]:
-    """Object file of each variant that compiles, all compiled side by side."""
-    running = {}
-    for name in names:
-        target = folder / f"{name}.o"
-        command = [*compiler, *COMMON_FLAGS, *VARIANTS[name], f"-DBOUGH_TABLE=kernels_{name}"]
-        command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
-        # A group of its own: the compiler proper is the driver's child, and would outlive it.
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-            start_new_session=True,
-        )  # fmt: skip
-        running[name] = (process, target)
-    built, complaint = {}, ""
-    try:
-        for name, (process, target) in running.items():
-            _, errors = process.communicate(timeout=COMPILE_SECONDS)
-            if process.returncode == 0:
-                built[name] = target
-            elif name == "generic":
-                complaint = errors.strip()
-    except subprocess.TimeoutExpired as error:
-        raise BuildError(f"the compiler took longer than {COMPILE_SECONDS} s") from error
-    finally:
-        for process, _ in running.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    if "generic" not in built:
-        raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
-    return built
-
-
-def _run(command: list[str]) -> str:
+    command = [*find_compiler(), "--version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -196,11 +168,68 @@ def _run(command: list[str]) -> str:
         raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
         raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
-    return done.stdout
+    return hashlib.sha256(done.stdout.encode()).hexdigest()[:8]
+
+
+@contextlib.contextmanager
+def _compilers(folder: str) -> Iterator[Start]:
+    """Starts compilers that do not outlive the block, nor this process: not even one that SIGKILL ends.
+
+    They are in the process group of a guard, a shell that reads from a pipe whose other end only this process holds.
+    At its end of file the guard removes ``folder`` and kills its group.
+    """
+    guard = subprocess.Popen(["sh", "-c", GUARD, folder], stdin=subprocess.PIPE, process_group=0)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(command: list[str]) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace", env={**os.environ, "TMPDIR": folder}, process_group=guard.pid,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        os.killpg(guard.pid, signal.SIGKILL)
+        guard.communicate()
+        for process in started:
+            process.communicate()
+
+
+def _compile_variants(start: Start, compiler: list[str], names: list[str], folder: Path) -> dict[str, Path]:
+    """Object file of each variant that compiles, all compiled side by side."""
+    running = {}
+    for name in names:
+        target = folder / f"{name}.o"
+        command = [*compiler, *COMMON_FLAGS, *VARIANTS[name], f"-DBOUGH_TABLE=kernels_{name}"]
+        command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
+        running[name] = (start(command), target)
+    built, complaint = {}, ""
+    for name, (process, target) in running.items():
+        _, errors = process.communicate(timeout=COMPILE_SECONDS)
+        if process.returncode == 0:
+            built[name] = target
+        elif name == "generic":
+            complaint = errors.strip()
+    if "generic" not in built:
+        raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
+    return built
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=COMPILE_SECONDS)
+    if process.returncode != 0:
+        raise BuildError(f"the compiler failed: {errors.strip()[-500:]}")
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("waiting for another process that compiles the kernels")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

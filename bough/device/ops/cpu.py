@@ -145,10 +145,12 @@ class CpuOps(RoundsBehind):
             k_cache.shape[1:] == v_cache.shape[1:] == (n_kv_heads, dim)
             and n_heads % n_kv_heads == 0
             and q_start.shape == (n + 1,)
-            and seq_len.shape == (n,),
+            and seq_len.shape == (n,)
+            and int(q_start[-1]) == len(q),
             "paged_attention", q, rows, q_start, seq_len,
         )  # fmt: skip
         _check_ints("paged_attention", page_table, rows, q_start, seq_len)
+        _check(bool((seq_len >= q_start.diff()).all()), "paged_attention", q, q_start, seq_len)
         if sinks is not None:
             fits = sinks.shape == (n_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
             _check(fits, "paged_attention", q, sinks)

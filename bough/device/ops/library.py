@@ -295,9 +295,7 @@ def openmp_runtime() -> str | None:
 
 
 def _open(path: Path) -> Library | None:
-    if not path.is_file():
-        return None
     try:
-        return Library(path)
+        return Library(path) if path.is_file() and build.is_whole(path) else None
     except (OSError, AttributeError):
         return None

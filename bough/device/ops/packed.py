@@ -118,9 +118,11 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
         sub: uint8 [N, G, 2], for Q4_K and Q6_K.
         group: inputs of a group of ``scale``, where the kind leaves it open.
 
-    Raises ValueError for scales that do not fit.
+    Raises ValueError for scales that do not fit, and for groups that are no power of two from 32 on.
     """
     n_out, n_in = len(q), q[0].numel() * (2 if q.ndim == 3 else 1)
+    if group % GROUP or (group & (group - 1)):
+        raise ValueError(f"groups of {group} inputs are no power of two from {GROUP} on")
     inputs = 256 if kind in SUPER else group
     if scale.shape[:2] != (n_out, -(-n_in // inputs)) or (kind in SUPER and (n_in % 256 or sub is None)):
         raise ValueError(f"{kind.name} of {n_out} x {n_in} does not go with scales {list(scale.shape)}")

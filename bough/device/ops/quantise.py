@@ -20,7 +20,8 @@ def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
 
     * INT8: one symmetric scale per output, the largest magnitude at 127.
     * Q8: the same for each 32 inputs, as in GGUF's Q8_0.
-    * Q4_MIN: a scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range.
+    * Q4_MIN: a scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range;
+      NaN for inputs that no scale of float16 reaches.
     """
     if kind == Kind.INT8:
         return _int8(weight)
@@ -63,7 +64,7 @@ def _four_bits(wide: Tensor) -> tuple[Tensor, Tensor]:
     low, high = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
     centre, reach = (high + low) / 2, (high - low) / 2
     best = torch.full_like(low, torch.inf)
-    values, scales = torch.zeros_like(wide, dtype=torch.uint8), wide.new_zeros(*wide.shape[:2], 2).half()
+    values, scales = torch.zeros_like(wide, dtype=torch.uint8), wide.new_full((*wide.shape[:2], 2), torch.nan).half()
     for shrink in SHRINKS:
         scale, minimum = (reach * (2 * shrink / 15)).half().float(), (centre - reach * shrink).half().float()
         q = ((wide - minimum) / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, 15)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import torch
 
-from bough.device.ops import build
 from bough.device.ops.cells import Cells
 from bough.device.ops.experts import Clamp, ExpertParts, ExpertsOp, HeldWeight
 from bough.device.ops.groups import SharedGroups
@@ -258,28 +257,3 @@ def resolve_ops(kernels: Literal["auto", "reference"], device: torch.device | No
     if loading.library is None:
         return ReferenceOps(loading.reason)
     return CpuOps(loading.library, f"{loading.library.isa()}, {loading.reason}")
-
-
-def status() -> dict[str, Any]:
-    """What ``bough doctor`` shows of the kernels; may compile them.
-
-    ``kernels`` ("cpu" or "reference"), ``reason``, and for compiled ones ``library`` (path), ``isa`` in use, ``isas``
-    that could be, ``openmp`` (path of the shared runtime, None: one thread), ``better`` (why not more, or None).
-    """
-    loading = load()
-    if loading.library is None:
-        return {"kernels": "reference", "reason": loading.reason}
-    isas = loading.library.isas()
-    best = list(build.VARIANTS)[-1]
-    better = None
-    if isas[-1] != best:
-        better = f"this processor or compiler does not know {best}"
-    return {
-        "kernels": "cpu",
-        "reason": loading.reason,
-        "library": str(loading.library.path),
-        "isa": loading.library.isa(),
-        "isas": isas,
-        "openmp": loading.openmp,
-        "better": better,
-    }

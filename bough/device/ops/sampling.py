@@ -143,7 +143,7 @@ def invert(weights: Tensor, u: Tensor) -> Tensor:
     The result for a row depends on that row alone. A column of weight 0 is never drawn.
     """
     n, width = weights.shape
-    weights = torch.nn.functional.pad(weights.double(), (0, -width % BLOCK)).view(n, -1, BLOCK)
+    weights = torch.nn.functional.pad(weights.double(), (0, -width % BLOCK)).view(n, -(-width // BLOCK), BLOCK)
     ends = weights.sum(-1).cumsum(-1)
     block, rest = _find(ends, u * ends[:, -1])
     chosen = weights[torch.arange(n, device=weights.device), block].cumsum(-1)

@@ -69,7 +69,9 @@ INLINE float sum_of(vf (&x)[GROUP_VECS]) {
     return sum(x[0]);
 }
 
-// Integers 0 .. 15 with the scale and the minimum of least squared error.
+constexpr uint16_t HALF_NAN = 0x7e00;
+
+// Integers 0 .. 15 with the scale and the minimum of least squared error: NaN if none has a finite one.
 INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out, uint16_t* minimum_out) {
     typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     vf least = x[0], most = x[0];
@@ -102,8 +104,8 @@ INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out,
             memcpy(to + i * WIDTH, &bytes, sizeof bytes);
         }
     }
-    *scale_out = chosen < 0 ? 0 : narrow_half(scales[chosen]);
-    *minimum_out = chosen < 0 ? 0 : narrow_half(minima[chosen]);
+    *scale_out = chosen < 0 ? HALF_NAN : narrow_half(scales[chosen]);
+    *minimum_out = chosen < 0 ? HALF_NAN : narrow_half(minima[chosen]);
 }
 
 template <typename T>
