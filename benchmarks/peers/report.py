@@ -235,6 +235,8 @@ def publish(results: Sequence[Path], output: Path) -> None:
             path.parent.mkdir(exist_ok=True)
             against_floors(shown, f"wall time over floor, {model}", path)
             parts.append(f"![{model}: wall time over floor](images/{path.name})")
+    last = {"rows": {name: measured[name] for name in ROWS if name in measured}}
+    parts += ["## Every row, as it was last measured", _summary(last), _latencies(last)]
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
     parts += _profiles({name: row for name, row in measured.items() if False in (standing(name, row).met or ())})
     output.write_text("\n\n".join(parts))
