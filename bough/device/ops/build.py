@@ -115,7 +115,9 @@ def compile_library(target: Path) -> list[str]:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether nothing of a library that was compiled here is missing or damaged."""
+    """Whether there is such a library, and nothing of it is missing or damaged."""
+    if not library.is_file():
+        return False
     content = library.read_bytes()
     return hashlib.sha256(content[:-SEAL_BYTES]).digest() == content[-SEAL_BYTES:]
 
@@ -136,11 +138,11 @@ def cached_library(folder: Path | None = None) -> Path:
                 if is_whole(found):
                     return found
             raise
-        if target.is_file() and is_whole(target):
+        if is_whole(target):
             return target
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
-            if not (target.is_file() and is_whole(target)):
+            if not is_whole(target):
                 log.info("compiling the kernels for this processor, once; this takes a minute or two")
                 compile_library(target)
     except OSError as error:

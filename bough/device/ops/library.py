@@ -267,7 +267,7 @@ def load() -> Loading:
 
     The one warning about missing kernels is written here, once per process.
     """
-    packaged = _open(build.PACKAGED)
+    packaged = _open(build.PACKAGED) if build.is_whole(build.PACKAGED) else None
     if packaged is not None and packaged.digest() == build.source_digest():
         return Loading(packaged, "built at installation", packaged.share_threads())
     try:
@@ -296,6 +296,6 @@ def openmp_runtime() -> str | None:
 
 def _open(path: Path) -> Library | None:
     try:
-        return Library(path) if path.is_file() and build.is_whole(path) else None
+        return Library(path)
     except (OSError, AttributeError):
         return None
