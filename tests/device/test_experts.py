@@ -89,7 +89,8 @@ def test_the_op_equals_one_expert_after_another(ops: Ops, kinds: tuple[Kind, Kin
         case = Case(ops, kinds, n_experts, dim, inner, clamp)
         x, (ids, weights) = randn(n, case.dim, dtype), choice(n, n_experts, k)
         out, twin = case.fused(x, ids, weights), case.twin(x, ids, weights)
-        bound = 1e-5 * twin.abs().max() + (2**-8 if dtype == torch.bfloat16 else 1e-6) * twin.abs()
+        # Sums that differ in their last bit may be rounded to neighbours: a step of bfloat16.
+        bound = 1e-5 * twin.abs().max() + (2**-7 if dtype == torch.bfloat16 else 1e-6) * twin.abs()
         assert out.dtype == dtype and out.isfinite().all()
         assert ((out.float() - twin.float()).abs() <= bound).all()
 

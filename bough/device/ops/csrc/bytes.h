@@ -27,8 +27,6 @@ INLINE float digits_scale(float top, float most, float& inverse) {
     return top / most;
 }
 
-typedef int8_t vbytes __attribute__((vector_size(BOUGH_WIDTH)));
-
 // What stands for one query beside its digits.
 struct QueryScale {
     float scale;
@@ -45,7 +43,7 @@ INLINE QueryScale split_query(const T* q, int dim, int8_t* high, int8_t* low) {
         vi value = (vi)(load(q + d) * splat(inverse) + magic) - 0x4b400000;
         if (inverse == 0) value = vi{};
         vi upper = (value + 128) >> 8, lower = value - (upper << 8);
-        vbytes h = __builtin_convertvector(upper, vbytes), l = __builtin_convertvector(lower, vbytes);
+        vb h = lowest_bytes(upper), l = lowest_bytes(lower);
         memcpy(high + d, &h, sizeof h);
         memcpy(low + d, &l, sizeof l);
         high_sum += upper;
@@ -65,7 +63,7 @@ INLINE float split_weights(const float* p, int n, uint8_t* high, uint8_t* low) {
     float inverse, scale = digits_scale(largest(p, n), 65535.0f, inverse);
     for (int j = 0; j < n; j += WIDTH) {
         vu whole = whole_weights(p + j, splat(inverse));
-        vbytes h = __builtin_convertvector(whole >> 8, vbytes), l = __builtin_convertvector(whole, vbytes);
+        vb h = lowest_bytes((vi)(whole >> 8)), l = lowest_bytes((vi)whole);
         memcpy(high + j, &h, sizeof h);
         memcpy(low + j, &l, sizeof l);
     }
@@ -90,13 +88,12 @@ INLINE void load_fours(const int8_t* const* rows, int64_t at, vu (&x)[N]) {
         return;
     }
 #endif
-    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     for (int v = 0; v < N; ++v) {
         x[v] = vu{};
         for (int i = 0; i < 4; ++i) {
-            vb bytes;
+            vub bytes;
             memcpy(&bytes, rows[i] + at + v * WIDTH, sizeof bytes);
-            x[v] |= __builtin_convertvector(bytes, vu) << (8 * i);
+            x[v] |= widen(bytes) << (8 * i);
         }
     }
 }

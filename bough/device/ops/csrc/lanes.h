@@ -50,8 +50,8 @@ INLINE void store_weights(uint32_t* to, int64_t, vf a, vf b) {
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512i both = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
 #else
-    vu low = __builtin_convertvector(narrow_bf16(a), vu);
-    vu high = __builtin_convertvector(narrow_bf16(b), vu);
+    vu low = widen(narrow_bf16(a));
+    vu high = widen(narrow_bf16(b));
     vu both = low | (high << 16);
 #endif
     memcpy(to, &both, sizeof both);

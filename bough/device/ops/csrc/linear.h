@@ -11,7 +11,7 @@
 // n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
 #pragma once
 
-#include "linear_spread.h"
+#include "linear_tile.h"
 
 namespace {
 
@@ -32,10 +32,10 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
-// P panels from `panel` on, for n rows, up to `BLOCK` at a time. The weights are panels of `w` from `at` on.
+// P panels from `panel` on, for n rows, up to `BLOCK` at a time.
 template <typename Tile, int P, int BLOCK, typename T>
-void rows_of_panels(const PackedLinear& l, const PackedLinear& w, int64_t at, const PreparedRows& x, int64_t n,
-                    int64_t panel, const Then& then, T* out, int64_t out_stride) {
+void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then, T* out,
+                    int64_t out_stride) {
     const int64_t first = panel * PANEL, turns = ceil_div(n, BLOCK);
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
     NextPanels next = {then.weight, panel_words(l), then.others, 0};
@@ -45,9 +45,9 @@ void rows_of_panels(const PackedLinear& l, const PackedLinear& w, int64_t at, co
         next.mask = 0;
         for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
         if constexpr (BLOCK == 1)
-            Tile::template run<1, P>(w, {x.row(row), x.stride}, at, next, tile);
+            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, next, tile);
         else
-            run_tile<Tile, P>(w, {x.row(row), x.stride}, rows, at, next, tile);
+            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, next, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
         row += rows;
     }
@@ -60,24 +60,13 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
               const Then& then, T* out, int64_t out_stride) {
     auto after = [&](int64_t p) { return Then{p < end ? l.weight + p * panel_words(l) : then.weight, then.others}; };
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
-        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, l, panel, x, n, panel, after(panel + Tile::PANELS), out,
+        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
                                                         out_stride);
     if constexpr (Tile::PANELS > 2)
         for (; panel + 2 <= end; panel += 2)
-            rows_of_panels<Tile, 2, LINEAR_ROWS>(l, l, panel, x, n, panel, after(panel + 2), out, out_stride);
+            rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
     for (; panel < end; ++panel)
-        rows_of_panels<Tile, 1, 1>(l, l, panel, x, n, panel, {nullptr, then.others}, out, out_stride);
-}
-
-// The same for kinds that are spread out for many rows.
-template <typename Format, typename T>
-void slice_of_spread(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
-                     const Then& then, T* out, int64_t out_stride) {
-    constexpr int P = GROUP_PANELS;
-    for (; n >= SPREAD_ROWS && panel + P <= end; panel += P)
-        rows_of_panels<GroupTile<SpreadFormat<Format>>, P, LINEAR_ROWS>(l, spread<Format>(l, panel), 0, x, n, panel,
-                                                                        {nullptr, then.others}, out, out_stride);
-    slice_of<GroupTile<Format>>(l, x, n, panel, end, then, out, out_stride);
+        rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
@@ -93,8 +82,8 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
         case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_K: return slice_of_spread<Q4KFormat>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q6_K: return slice_of_spread<Q6KFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, then, out, out_stride);
     }
 }
 

@@ -108,7 +108,6 @@ INLINE float largest(const T* x, int64_t n) {
 // x[n] -> bytes, padded with zeros up to `padded`; returns their sum.
 template <typename T>
 INLINE int32_t to_bytes(const T* x, int64_t n, int64_t padded, float inverse, int8_t* bytes) {
-    typedef int8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     const vf magic = splat(12582912.0f);    // 1.5 * 2^23: adding it rounds to an integer
     if (inverse == 0) {
         memset(bytes, 0, padded);
@@ -119,7 +118,7 @@ INLINE int32_t to_bytes(const T* x, int64_t n, int64_t padded, float inverse, in
     for (; i + WIDTH <= n; i += WIDTH) {
         vi q = (vi)(load(x + i) * splat(inverse) + magic) - 0x4b400000;
         total += q;
-        vb b = __builtin_convertvector(q, vb);
+        vb b = lowest_bytes(q);
         memcpy(bytes + i, &b, sizeof b);
     }
     int32_t result = sum(total);
@@ -204,7 +203,7 @@ INLINE void prepare_together(const T* from, int zero, int8_t* bytes, GroupMeta* 
     group_bytes<3>(x, used, bytes, low, high);
     const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
     const vi lows = (vi)fold(low, add), all = lows + (vi)fold(high, add);
-    const vf scale = top / splat(127.0f), scaled = scale * __builtin_convertvector(all, vf);
+    const vf scale = top / splat(127.0f), scaled = scale * to_float(all);
     __m128 columns[] = {_mm512_castps512_ps128((__m512)scale), _mm512_castps512_ps128((__m512)scaled),
                         _mm512_castps512_ps128((__m512)(all * -zero)), _mm512_castps512_ps128((__m512)(lows * -zero))};
     _MM_TRANSPOSE4_PS(columns[0], columns[1], columns[2], columns[3]);

@@ -298,15 +298,19 @@ struct GroupTile {
         }
     }
 
-    // total += sums, scaled.
+    // total += sums, scaled; of SPLIT, `low` is what the lower half comes to before the scales of the rows.
     template <int R, int P>
-    static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Affine* affine,
-                                   const RowCursor& meta) {
+    static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Sums<vf, R, P>& low,
+                                   const Affine* affine, const RowCursor& meta) {
         for (int r = 0; r < R; ++r) {
             const GroupMeta& m = *(const GroupMeta*)meta(r);
             vf scale = splat(m.scale);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
-                vf value = to_float(sums.at[r][j]), factor = Format::WHOLE ? scale : scale * affine[j].scale;
+                vf value = to_float(sums.at[r][j]), factor = scale;
+                if (Format::SPLIT)
+                    value = fma(value, affine[j].scale, low.at[r][j]);
+                else if (!Format::WHOLE)
+                    factor *= affine[j].scale;
                 total.at[r][j] = fma(value, factor, total.at[r][j]);
                 if (Format::MINIMUM) total.at[r][j] = fma(splat(m.scaled_sum), affine[j].minimum, total.at[r][j]);
             }
@@ -341,13 +345,18 @@ struct GroupTile {
                 next.touch<P>(g * LINES * PANEL, LINES);
             }
             next.ask();
-            constexpr int PARTS = Format::SPLIT ? 2 : 1;
-            for (int part = 0; part < PARTS; ++part) {
-                Sums<vi, R, P> sums;
-                if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, part, affine);
-                add_group<R, P>(sums, w, stride, a, meta, part * LINES / PARTS, LINES / PARTS);
-                scale_group<R, P>(total, sums, affine, meta);
+            constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
+            Sums<vi, R, P> sums;
+            Sums<vf, R, P> low;
+            if (Format::SPLIT) {
+                load_affine<P>(l, panel, g, n_groups, 0, affine);
+                add_group<R, P>(sums, w, stride, a, meta, 0, HALF);
+                for (int r = 0; r < R; ++r)
+                    for (int j = 0; j < P * PANEL_VECS; ++j) low.at[r][j] = to_float(sums.at[r][j]) * affine[j].scale;
             }
+            if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, Format::SPLIT, affine);
+            add_group<R, P>(sums, w, stride, a, meta, HALF, LINES - HALF);
+            scale_group<R, P>(total, sums, low, affine, meta);
         }
         if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
         for (int r = 0; r < R; ++r)

@@ -30,7 +30,7 @@ INLINE void load_values(const bf16* const* rows, int i, int64_t at, vf (&x)[N]) 
         vh even, odd;
         memcpy(&even, a + v * WIDTH, sizeof even);
         memcpy(&odd, b + v * WIDTH, sizeof odd);
-        x[v] = (vf)(__builtin_convertvector(even, vu) | (__builtin_convertvector(odd, vu) << 16));
+        x[v] = (vf)(widen(even) | (widen(odd) << 16));
     }
 }
 

@@ -49,9 +49,8 @@ INLINE float largest_of(const vf (&x)[GROUP_VECS]) {
 
 // 128 + x / scale, as bytes.
 INLINE void to_eight(const vf (&x)[GROUP_VECS], float scale, uint8_t* to) {
-    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     for (int i = 0; i < GROUP_VECS; ++i) {
-        vb bytes = __builtin_convertvector(integers(nearest(x[i] / splat(scale), -127, 127)) + 128, vb);
+        vb bytes = lowest_bytes(integers(nearest(x[i] / splat(scale), -127, 127)) + 128);
         memcpy(to + i * WIDTH, &bytes, sizeof bytes);
     }
 }
@@ -73,7 +72,6 @@ constexpr uint16_t HALF_NAN = 0x7e00;
 
 // Integers 0 .. 15 with the scale and the minimum of least squared error: NaN if none has a finite one.
 INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out, uint16_t* minimum_out) {
-    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     vf least = x[0], most = x[0];
     for (int i = 1; i < GROUP_VECS; ++i) {
         least = x[i] < least ? x[i] : least;
@@ -100,7 +98,7 @@ INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out,
         best = found;
         chosen = share;
         for (int i = 0; i < GROUP_VECS; ++i) {
-            vb bytes = __builtin_convertvector(integers(q[i]), vb);
+            vb bytes = lowest_bytes(integers(q[i]));
             memcpy(to + i * WIDTH, &bytes, sizeof bytes);
         }
     }

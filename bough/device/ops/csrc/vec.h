@@ -30,7 +30,10 @@ constexpr int WIDTH = BOUGH_WIDTH;
 typedef float vf __attribute__((vector_size(4 * BOUGH_WIDTH)));
 typedef int32_t vi __attribute__((vector_size(4 * BOUGH_WIDTH)));
 typedef uint32_t vu __attribute__((vector_size(4 * BOUGH_WIDTH)));
+typedef int16_t vs __attribute__((vector_size(2 * BOUGH_WIDTH)));
 typedef uint16_t vh __attribute__((vector_size(2 * BOUGH_WIDTH)));
+typedef int8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
+typedef uint8_t vub __attribute__((vector_size(BOUGH_WIDTH)));
 
 #define INLINE inline __attribute__((always_inline))
 
@@ -52,13 +55,26 @@ INLINE vu loadu(const uint32_t* p) {
 
 INLINE vf as_float(vu x) { return (vf)x; }
 
+// Between widths. Asked for in one step, compilers take wide vectors apart, element by element.
+#if defined(__AVX512F__)
+INLINE vu widen(vh x) { return (vu)_mm512_cvtepu16_epi32((__m256i)x); }
+INLINE vu widen(vub x) { return (vu)_mm512_cvtepu8_epi32((__m128i)x); }
+INLINE vi widen(vb x) { return (vi)_mm512_cvtepi8_epi32((__m128i)x); }
+INLINE vb lowest_bytes(vi x) { return (vb)_mm512_cvtepi32_epi8((__m512i)x); }
+#else
+INLINE vu widen(vh x) { return __builtin_convertvector(x, vu); }
+INLINE vu widen(vub x) { return __builtin_convertvector(__builtin_convertvector(x, vh), vu); }
+INLINE vi widen(vb x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vi); }
+INLINE vb lowest_bytes(vi x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vb); }
+#endif
+
 // Widens WIDTH elements to float.
 INLINE vf load(const float* p) { return loadf(p); }
 
 INLINE vf load(const bf16* p) {
     vh x;
     memcpy(&x, p, sizeof x);
-    return (vf)(__builtin_convertvector(x, vu) << 16);
+    return (vf)(widen(x) << 16);
 }
 
 INLINE float widen(float x) { return x; }
@@ -102,7 +118,7 @@ INLINE void store_one(bf16* p, float x) { *p = narrow_bf16(x); }
 
 // The value that a tensor of T would hold.
 INLINE vf rounded(vf x, const float*) { return x; }
-INLINE vf rounded(vf x, const bf16*) { return (vf)(__builtin_convertvector(narrow_bf16(x), vu) << 16); }
+INLINE vf rounded(vf x, const bf16*) { return (vf)(widen(narrow_bf16(x)) << 16); }
 INLINE float rounded(float x, const float*) { return x; }
 INLINE float rounded(float x, const bf16*) { return widen(narrow_bf16(x)); }
 
@@ -303,7 +319,7 @@ INLINE vf load_half(const uint16_t* p) {
 #else
     vh x;
     memcpy(&x, p, sizeof x);
-    vu bits = __builtin_convertvector(x, vu);
+    vu bits = widen(x);
     // Exponent and fraction move up; the product mends the bias and normalises what was subnormal.
     vf size = (vf)((bits & 0x7fffu) << 13) * splat(5.192296858534828e33f);
     vi special = (vi)((bits & 0x7c00u) == 0x7c00u);
@@ -314,17 +330,15 @@ INLINE vf load_half(const uint16_t* p) {
 
 // Widens WIDTH bytes to float.
 INLINE vf load_bytes(const uint8_t* p) {
-    typedef uint8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
-    vb x;
+    vub x;
     memcpy(&x, p, sizeof x);
-    return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+    return to_float((vi)widen(x));
 }
 
 INLINE vf load_bytes(const int8_t* p) {
-    typedef int8_t vb __attribute__((vector_size(BOUGH_WIDTH)));
     vb x;
     memcpy(&x, p, sizeof x);
-    return __builtin_convertvector(__builtin_convertvector(x, vi), vf);
+    return to_float(widen(x));
 }
 
 // Transposes WIDTH rows of `n` <= WIDTH words: to[word * stride + row] = rows[row][word].
