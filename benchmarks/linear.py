@@ -3,9 +3,10 @@
     python benchmarks/linear.py [--output FILE] [--threads N] [--rows LIST] [--shapes LIST] [--kinds LIST]
     python benchmarks/linear.py --output FILE --document docs/quantization.md
 
-Each figure is the fastest of repeated calls, for which all forms take turns; the calls go over copies of the weight that
-together exceed the last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run
-of some shapes or kinds keeps what the file has of the others; with ``--document`` nothing is measured.
+Each figure is the fastest of repeated calls, for which all forms take turns; the calls go over copies of the weight
+that together exceed the last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two
+per weight and row. A run of some shapes or kinds keeps what the file has of the others; with ``--document`` nothing is
+measured.
 """
 
 from __future__ import annotations
@@ -134,11 +135,11 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
             for kind in [*layers] * TURNS:
                 best[kind, m] = min(best[kind, m], fastest([partial(layer, x) for layer in layers[kind]]))
         for kind, nbytes in sizes.items():
-            results += [
-                {"shape": shape, "kind": kind, "rows": m, "us": best[kind, m] * 1e6, "gb_s": nbytes / best[kind, m] / 1e9,
-                 "gflop_s": 2 * m * n * k / best[kind, m] / 1e9}
-                for m in rows
-            ]  # fmt: skip
+            for m in rows:
+                seconds = best[kind, m]
+                row = {"shape": shape, "kind": kind, "rows": m, "us": seconds * 1e6, "gb_s": nbytes / seconds / 1e9,
+                       "gflop_s": 2 * m * n * k / seconds / 1e9}  # fmt: skip
+                results.append(row)
             shown = "  ".join(f"{r['us']:.0f}us {r['gb_s']:.0f} {r['gflop_s']:.0f}" for r in results[-len(rows) :])
             print(f"{shape:>10} {kind:10} {shown}", flush=True)
     return results

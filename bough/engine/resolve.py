@@ -18,7 +18,8 @@ class Defaults(NamedTuple):
         max_running: sequences in one step.
         step_tokens: tokens of one step, of each thread of a CPU. Two threads are bound by arithmetic from some hundred
             tokens on, so a larger budget would only make everybody wait longer for it: running streams, and whoever
-            arrives; a smaller one lets more decode tokens ride along with prompts. A GPU needs thousands to be.
+            arrives; a smaller one lets more decode tokens ride along with prompts. A GPU needs thousands to be. A fifth
+            is for the ends of prompts, see planner.py.
         memory_share: of what is free after loading. A CPU's memory is others', too.
     """
 
@@ -31,7 +32,7 @@ MOST_THREADS = 1024
 
 MOST_DEFAULT_TOKENS = 1024
 
-DEFAULTS = {"cpu": Defaults(64, 64, 0.4), "cuda": Defaults(256, 8192, 0.9)}
+DEFAULTS = {"cpu": Defaults(64, 80, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
 def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:

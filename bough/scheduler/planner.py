@@ -20,6 +20,9 @@ from bough.scheduler.rows import Rows, end_ids
 MAX_RETRACTIONS = 3
 """A request that lost its row this often keeps the next one, so that everybody gets through."""
 
+RESERVE = 5
+"""One in so many tokens of a step is for those who need no further step for their prompt."""
+
 HEADROOM_START, HEADROOM_FLOOR, HEADROOM_DECAY, HEADROOM_RAISE = 0.4, 0.05, 0.995, 0.2
 """Share of the tokens that running requests may still generate for which an admission leaves room.
 Most requests end early, so it decays while all goes well and rises when a retraction shows it was too low."""
@@ -43,6 +46,8 @@ class _Parts:
     tokens: list[Ints] = field(default_factory=list)
     out_loc: list[Ints] = field(default_factory=list)
     admitted: list[RowInit] = field(default_factory=list)
+    cut: bool = False
+    """Whether a row has more to compute than it is given."""
 
     def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
         self.rows.append(rows)
@@ -80,6 +85,7 @@ class Planner:
         self._programs = programs
         self._background = background
         self._step_tokens = step_tokens
+        self._reserve = step_tokens // RESERVE
         self._eos_ids = eos_ids
         self._clock = clock
         self._headroom = HEADROOM_START
@@ -188,7 +194,11 @@ class Planner:
         for row in running[more & (todo > 1)].tolist():
             if budget == 0:
                 break
-            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), budget)
+            left = int(rows.n_ids[row] - rows.planned[row] - rows.held[row])
+            if parts.cut and left > budget:
+                continue
+            n = self._chunk(left, budget)
+            parts.cut |= n < left
             extended.append((row, self._extend(parts, row, n)))
             budget -= n
         for row, upto in extended:
@@ -208,6 +218,11 @@ class Planner:
         ids = rows.ids[row]
         parts.add(*_column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
+
+    def _chunk(self, todo: int, budget: int) -> int:
+        """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost
+        a step of its own. Who cannot leaves a reserve for those who can."""
+        return todo if todo <= budget else max(budget - self._reserve, min(budget, self._reserve))
 
     def _undo(self, parts: _Parts) -> None:
         """Give back the cells of a plan that will not be made."""
@@ -233,6 +248,8 @@ class Planner:
         The head is never passed over for lack of memory, so a large request cannot be starved by small ones.
         """
         while budget > 0 and (req := self._queue.head(self._clock())) is not None:
+            if self._too_late(parts, req, budget):
+                return 0
             n = self._try_admit(parts, req, budget)
             if not n and self.stop_background():
                 n = self._try_admit(parts, req, budget)
@@ -241,7 +258,14 @@ class Planner:
                 self._preempt = self._preempted_by(req) is not None
                 return 0
             budget -= n
-        return budget
+        return 0 if parts.cut else budget
+
+    def _too_late(self, parts: _Parts, req: Req, budget: int) -> bool:
+        """Whether ``req`` would only make those wait that compute the ends of their prompts: it cannot, and would begin
+        with a few tokens, or would be the second one that is cut."""
+        todo = len(req.ids) - self._queue.length(req) - req.held
+        others = any(n_new[0] > 1 for n_new in parts.n_new)
+        return todo > budget and not self._whole and (parts.cut or (others and budget < 2 * self._reserve))
 
     def _make_room(self) -> None:
         """Retract one row in favour of the head of the queue, under a preemptive policy."""
@@ -276,12 +300,13 @@ class Planner:
             return 0
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
-        n = min(todo - req.held, budget)
+        n = self._chunk(todo - req.held, budget)
         fits = kv.available >= todo + reserved and not (self._whole and n < todo) and self._windows_fit(req)
         out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:
             kv.release(row, req.ids, 0)
             return 0
+        parts.cut |= n < todo - req.held
         self._queue.take(req)
         self._programs.admitted(req, cached_len)
         if not req.started:

@@ -201,7 +201,15 @@ AHEAD = (
         "what nobody had asked for was computed while requests waited for cells",
         Planner,
         "_admit",
-        "return 0",
+        "is not None\n            return 0",
+        "is not None\n            return budget",
+    ),
+    simple(
+        "ahead_goes_on_beside_a_cut",
+        "what nobody had asked for was computed while a prompt waited for the rest of its tokens",
+        Planner,
+        "_admit",
+        "return 0 if parts.cut else budget",
         "return budget",
     ),
     simple(

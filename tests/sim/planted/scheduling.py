@@ -300,7 +300,7 @@ ORDER = (
         "one long prompt made one long step",
         Planner,
         "_try_admit",
-        "n = min(todo - req.held, budget)",
+        "n = self._chunk(todo - req.held, budget)",
         "n = todo - req.held",
     ),
     simple(
