@@ -169,7 +169,7 @@ def test_the_host_works_beside_a_device_that_leaves_it_a_core(
 
 @pytest.mark.parametrize(
     ("threads", "running", "asked", "tokens"),
-    [(None, None, None, 192), (2, None, None, 128), (1, None, None, 128), (1, 8, None, 64), (2, 200, None, 400),
+    [(None, None, None, 240), (2, None, None, 160), (1, None, None, 128), (1, 8, None, 80), (2, 200, None, 400),
      (100, None, None, 1024), (100, 1024, None, 2048), (2, None, 70, 70)],
 )  # fmt: skip
 def test_a_step_of_a_cpu_takes_about_as_long_with_any_number_of_threads(
