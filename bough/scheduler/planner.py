@@ -300,13 +300,14 @@ class Planner:
             return 0
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
-        n = self._chunk(todo - req.held, budget)
+        left = todo - req.held
+        n = self._chunk(left, budget)
         fits = kv.available >= todo + reserved and not (self._whole and n < todo) and self._windows_fit(req)
         out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:
             kv.release(row, req.ids, 0)
             return 0
-        parts.cut |= n < todo - req.held
+        parts.cut |= n < left
         self._queue.take(req)
         self._programs.admitted(req, cached_len)
         if not req.started:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bough.base.messages import Request
 from bough.scheduler.planner import Flight
 
@@ -11,54 +13,48 @@ STEP, CUT = 160, 128
 """The budget of a step, and what a prompt gets of it that goes on in the next one."""
 
 
-class Steps(World):
-    """Writes down how many tokens each row computes, step by step."""
+def shares_of(world: World, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """How many tokens each row computes, step by step from now on."""
+    shares: list[list[int]] = []
+    planner = world.scheduler._planner
+    plan = planner.next
 
-    def __init__(self, **options: object) -> None:
-        super().__init__(step_tokens=STEP, **options)  # type: ignore[arg-type]
-        self.shares: list[list[int]] = []
-        planner = self.scheduler._planner
-        plan = planner.next
+    def watched(settled: bool) -> Flight | None:
+        flight = plan(settled)
+        if flight is not None:
+            shares.append(flight.plan.n_new.tolist())
+        return flight
 
-        def watched(settled: bool) -> Flight | None:
-            flight = plan(settled)
-            if flight is not None:
-                self.shares.append(flight.plan.n_new.tolist())
-            return flight
-
-        planner.next = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(planner, "next", watched)
+    return shares
 
 
 def prompt(name: str, n: int, first: int) -> Request:
     return request(name, [first + i % 7 for i in range(n)], max_tokens=1)
 
 
-def test_the_end_of_a_prompt_needs_no_step_of_its_own() -> None:
-    w = Steps()
-    w.submit(prompt("a", CUT + 142, 10))
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        pytest.param([CUT + 142], [[CUT], [142]], id="the end of a prompt needs no step of its own"),
+        pytest.param([70, 70, 70], [[70, 70], [70]], id="who would only begin waits for those who end"),
+        pytest.param([400, 30, 90], [[CUT, 30], [CUT], [144], [90]], id="one is cut, shorter ones end in the reserve"),
+    ],
+)
+def test_prompts_share_a_step(lengths: list[int], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP)
+    shares = shares_of(w, monkeypatch)
+    w.submit(*(prompt(f"p{i}", n, 10 * (i + 1)) for i, n in enumerate(lengths)))
     w.run()
-    assert w.shares == [[CUT], [142]]
+    assert shares == expected
 
 
-def test_prompts_that_end_share_a_step_and_who_would_only_begin_waits() -> None:
-    w = Steps()
-    w.submit(*(prompt(name, 70, first) for name, first in (("a", 10), ("b", 20), ("c", 30))))
-    w.run()
-    assert w.shares == [[70, 70], [70]]
-
-
-def test_one_prompt_is_cut_and_shorter_ones_end_in_the_reserve() -> None:
-    w = Steps()
-    w.submit(prompt("a", 400, 10), prompt("b", 30, 20), prompt("c", 90, 30))
-    w.run()
-    assert w.shares == [[CUT, 30], [CUT], [144], [90]]
-
-
-def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded() -> None:
-    w = Steps(max_running=STEP, cells=8192)
+def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP, max_running=STEP, cells=8192)
+    shares = shares_of(w, monkeypatch)
     w.submit(*(request(f"d{i}", [i % 90 + 1], max_tokens=60, ignore_eos=True) for i in range(STEP - 4)))
     w.step()
     w.submit(prompt("a", 40, 10))
     w.run()
-    beside = [share[-1] for share in w.shares[1:] if len(share) == STEP - 3]
+    beside = [share[-1] for share in shares[1:] if len(share) == STEP - 3]
     assert beside == [4] * 9 + [3]  # its first token is in the tree

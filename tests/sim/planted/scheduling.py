@@ -300,8 +300,8 @@ ORDER = (
         "one long prompt made one long step",
         Planner,
         "_try_admit",
-        "n = self._chunk(todo - req.held, budget)",
-        "n = todo - req.held",
+        "n = self._chunk(left, budget)",
+        "n = left",
     ),
     simple(
         "budget_not_reduced",
