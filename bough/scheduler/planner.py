@@ -23,6 +23,10 @@ MAX_RETRACTIONS = 3
 RESERVE = 5
 """One in so many tokens of a step is for those who need no further step for their prompt."""
 
+CROWDED = 3
+"""Beside rows that generate no further prompt begins once those that end have one in so many tokens of the step: who
+generates goes on sooner, and the prompts that are in have their first tokens sooner."""
+
 HEADROOM_START, HEADROOM_FLOOR, HEADROOM_DECAY, HEADROOM_RAISE = 0.4, 0.05, 0.995, 0.2
 """Share of the tokens that running requests may still generate for which an admission leaves room.
 Most requests end early, so it decays while all goes well and rises when a retraction shows it was too low."""
@@ -261,11 +265,14 @@ class Planner:
         return 0 if parts.cut else budget
 
     def _too_late(self, parts: _Parts, req: Req, budget: int) -> bool:
-        """Whether ``req`` would only make those wait that compute the ends of their prompts: it cannot, and would begin
-        with a few tokens, or would be the second one that is cut."""
+        """Whether ``req`` would only make others wait: those that generate, beside prompts that end; or those prompts,
+        where it cannot end and would begin with a few tokens, or would be the second one that is cut."""
         todo = len(req.ids) - self._queue.length(req) - req.held
-        others = any(n_new[0] > 1 for n_new in parts.n_new)
-        return todo > budget and not self._whole and (parts.cut or (others and budget < 2 * self._reserve))
+        prompts = [int(n_new[0]) for n_new in parts.n_new if n_new[0] > 1]
+        generating = len(prompts) < len(parts.n_new)
+        if generating and not parts.cut and todo > 1 and sum(prompts) * CROWDED >= self._step_tokens:
+            return True
+        return todo > budget and not self._whole and (parts.cut or (bool(prompts) and budget < 2 * self._reserve))
 
     def _make_room(self) -> None:
         """Retract one row in favour of the head of the queue, under a preemptive policy."""

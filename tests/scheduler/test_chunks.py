@@ -29,8 +29,8 @@ def shares_of(world: World, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return shares
 
 
-def prompt(name: str, n: int, first: int) -> Request:
-    return request(name, [first + i % 7 for i in range(n)], max_tokens=1)
+def prompt(name: str, n: int, first: int, max_tokens: int = 1) -> Request:
+    return request(name, [first + i % 7 for i in range(n)], max_tokens=max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,27 @@ def test_prompts_share_a_step(lengths: list[int], expected: list[list[int]], mon
     w.submit(*(prompt(f"p{i}", n, 10 * (i + 1)) for i, n in enumerate(lengths)))
     w.run()
     assert shares == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        pytest.param([54, 30], [[1, 54], [1, 1, 30]], id="who generates waits for a third of a step, not for more"),
+        pytest.param([53, 30], [[1, 53, 30]], id="less is no reason to wait"),
+        pytest.param([54, 54], [[1, 54, 1]], id="one token is no reason to wait"),
+        pytest.param([400, 30], [[1, CUT - 1, 30], [1, 1, CUT - 2]], id="beside one that is cut, shorter ones end"),
+    ],
+)
+def test_prompts_beside_rows_that_generate(
+    lengths: list[int], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = World(step_tokens=STEP)
+    shares = shares_of(w, monkeypatch)
+    w.submit(request("d", [1], max_tokens=20, ignore_eos=True))
+    w.step()
+    w.submit(*(prompt(f"p{i}", n, n % 50 + 10, max_tokens=5) for i, n in enumerate(lengths)))
+    w.run()
+    assert shares[1 : 1 + len(expected)] == expected
 
 
 def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
