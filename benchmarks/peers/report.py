@@ -223,7 +223,8 @@ def publish(results: Sequence[Path], output: Path) -> None:
     parts = [
         "# Performance on a CPU, side by side",
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
-        "measured and what a floor is. A row that several runs have was measured again.",
+        "measured and what a floor is. A row that several runs have was measured again, not "
+        "always beside the same peers: the first table takes the last of its runs that has any.",
     ]
     rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
     # A run beside others tells more than one of bough alone.
@@ -236,7 +237,11 @@ def publish(results: Sequence[Path], output: Path) -> None:
             against_floors(shown, f"wall time over floor, {model}", path)
             parts.append(f"![{model}: wall time over floor](images/{path.name})")
     last = {"rows": {name: measured[name] for name in ROWS if name in measured}}
-    parts += ["## Every row, as it was last measured", _summary(last), _latencies(last)]
+    parts += [
+        "## Every row, as it was last measured beside a peer, or alone if it never was",
+        _summary(last),
+        _latencies(last),
+    ]
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
     parts += _profiles({name: row for name, row in measured.items() if False in (standing(name, row).met or ())})
     output.write_text("\n\n".join(parts))

@@ -63,7 +63,7 @@ class ScheduleConfig:
     policy: PolicyName = option("lpm", "order of the waiting requests")
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(
-        None, "token budget of one step; longer prompts are cut into chunks of four fifths"
+        None, "token budget of one step; longer prompts are cut into chunks of at most four fifths"
     )
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
     jump_forward: Literal["on", "off"] = option("on", "append tokens that a grammar forces without sampling them")

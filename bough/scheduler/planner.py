@@ -24,8 +24,9 @@ RESERVE = 5
 """One in so many tokens of a step is for those who need no further step for their prompt."""
 
 CROWDED = 3
-"""Beside rows that generate no further prompt begins once those that end have one in so many tokens of the step: who
-generates goes on sooner, and the prompts that are in have their first tokens sooner."""
+"""Beside rows that generate no further prompt enters once those that enter, and end, have one in so many tokens of the
+step: who generates goes on sooner, and the prompts that are in have their first tokens sooner. One enters in any step,
+so nobody waits longer than for those before it."""
 
 HEADROOM_START, HEADROOM_FLOOR, HEADROOM_DECAY, HEADROOM_RAISE = 0.4, 0.05, 0.995, 0.2
 """Share of the tokens that running requests may still generate for which an admission leaves room.
@@ -52,6 +53,10 @@ class _Parts:
     admitted: list[RowInit] = field(default_factory=list)
     cut: bool = False
     """Whether a row has more to compute than it is given."""
+    generating: bool = False
+    """Whether a row that runs computes the one token it lacks."""
+    entered: int = 0
+    """Tokens of rows that this plan admits."""
 
     def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
         self.rows.append(rows)
@@ -193,6 +198,7 @@ class Planner:
             start = rows.planned[single]
             tokens = np.where(start < rows.n_ids[single], rows.ids[single, start], np.int32(LAST))
             parts.add(single, start, np.ones_like(start), tokens, out_loc)
+            parts.generating = True
             budget -= len(single)
         extended: list[tuple[int, int]] = []
         for row in running[more & (todo > 1)].tolist():
@@ -265,14 +271,13 @@ class Planner:
         return 0 if parts.cut else budget
 
     def _too_late(self, parts: _Parts, req: Req, budget: int) -> bool:
-        """Whether ``req`` would only make others wait: those that generate, beside prompts that end; or those prompts,
-        where it cannot end and would begin with a few tokens, or would be the second one that is cut."""
+        """Whether ``req`` would only make others wait: those that generate, as enough enters already; or those that end
+        their prompts, where it cannot and would begin with a few tokens, or be the second one that is cut."""
         todo = len(req.ids) - self._queue.length(req) - req.held
-        prompts = [int(n_new[0]) for n_new in parts.n_new if n_new[0] > 1]
-        generating = len(prompts) < len(parts.n_new)
-        if generating and not parts.cut and todo > 1 and sum(prompts) * CROWDED >= self._step_tokens:
+        if parts.generating and not parts.cut and todo > 1 and parts.entered * CROWDED >= self._step_tokens:
             return True
-        return todo > budget and not self._whole and (parts.cut or (bool(prompts) and budget < 2 * self._reserve))
+        others = any(n_new[0] > 1 for n_new in parts.n_new)
+        return todo > budget and not self._whole and (parts.cut or (others and budget < 2 * self._reserve))
 
     def _make_room(self) -> None:
         """Retract one row in favour of the head of the queue, under a preemptive policy."""
@@ -315,6 +320,7 @@ class Planner:
             kv.release(row, req.ids, 0)
             return 0
         parts.cut |= n < left
+        parts.entered += n
         self._queue.take(req)
         self._programs.admitted(req, cached_len)
         if not req.started:

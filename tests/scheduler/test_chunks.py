@@ -38,6 +38,7 @@ def prompt(name: str, n: int, first: int, max_tokens: int = 1) -> Request:
     [
         pytest.param([CUT + 142], [[CUT], [142]], id="the end of a prompt needs no step of its own"),
         pytest.param([70, 70, 70], [[70, 70], [70]], id="who would only begin waits for those who end"),
+        pytest.param([1, 54, 40], [[1, 54, 40]], id="a prompt of one token generates nothing yet"),
         pytest.param([400, 30, 90], [[CUT, 30], [CUT], [144], [90]], id="one is cut, shorter ones end in the reserve"),
     ],
 )
@@ -55,6 +56,9 @@ def test_prompts_share_a_step(lengths: list[int], expected: list[list[int]], mon
         pytest.param([54, 30], [[1, 54], [1, 1, 30]], id="who generates waits for a third of a step, not for more"),
         pytest.param([53, 30], [[1, 53, 30]], id="less is no reason to wait"),
         pytest.param([54, 54], [[1, 54, 1]], id="one token is no reason to wait"),
+        pytest.param(
+            [CUT + 59, 40], [[1, CUT - 1], [1, 60, 40]], id="what running rows add to theirs is no reason to wait"
+        ),
         pytest.param([400, 30], [[1, CUT - 1, 30], [1, 1, CUT - 2]], id="beside one that is cut, shorter ones end"),
     ],
 )
