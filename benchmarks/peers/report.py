@@ -121,18 +121,21 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _latencies(report: Mapping[str, Any]) -> str:
-    """Time to the first token and the longest gaps, bough's beside the best of any peer."""
+    """Time to the first token and the longest gaps: of bough's fastest form, beside the least of any peer."""
     names = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
     lines = []
     for name, row in report["rows"].items():
         medians = {c: row["cells"][c]["median"] for c in finished(row)}
-        line = [name]
+        own, _ = (standing(name, row).ours if "floor_s" in row else None) or ("", 0.0)
+        line, met = [name], []
         for key in names:
-            for ours in (True, False):
-                found = [m[key] for c, m in medians.items() if key in m and c.startswith("bough") is ours]
-                line.append(f"{min(found):.4g}" if found else "")
-        lines.append(line)
-    return _table(["row", *(f"{who}: {n}" for n in names.values() for who in ("bough", "best of the peers"))], lines)
+            ours = medians.get(own, {}).get(key)
+            peers = [m[key] for c, m in medians.items() if key in m and not c.startswith("bough")]
+            line += [f"{ours:.4g}" if ours else "", f"{min(peers):.4g}" if peers else ""]
+            met.append("-" if not ours or not peers else "yes" if ours <= min(peers) else "no")
+        lines.append([*line, " / ".join(met) if set(met) != {"-"} else ""])
+    heads = ["row", *(f"{who}: {n}" for n in names.values() for who in ("bough", "best of the peers")), "met"]
+    return _table(heads, lines)
 
 
 def _quantised(report: Mapping[str, Any]) -> str:
