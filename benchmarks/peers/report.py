@@ -126,13 +126,13 @@ def _latencies(report: Mapping[str, Any]) -> str:
     lines = []
     for name, row in report["rows"].items():
         medians = {c: row["cells"][c]["median"] for c in finished(row)}
-        own, _ = (standing(name, row).ours if "floor_s" in row else None) or ("", 0.0)
+        fastest = _fastest({c: m["seconds"] for c, m in medians.items() if c.startswith("bough")})
         line, met = [name], []
         for key in names:
-            ours = medians.get(own, {}).get(key)
-            peers = [m[key] for c, m in medians.items() if key in m and not c.startswith("bough")]
-            line += [f"{ours:.4g}" if ours else "", f"{min(peers):.4g}" if peers else ""]
-            met.append("-" if not ours or not peers else "yes" if ours <= min(peers) else "no")
+            ours = medians[fastest[0]].get(key) if fastest else None
+            best = min((m[key] for c, m in medians.items() if key in m and not c.startswith("bough")), default=None)
+            line += ["" if figure is None else f"{figure:.4g}" for figure in (ours, best)]
+            met.append("-" if ours is None or best is None else "yes" if ours <= best else "no")
         lines.append([*line, " / ".join(met) if set(met) != {"-"} else ""])
     heads = ["row", *(f"{who}: {n}" for n in names.values() for who in ("bough", "best of the peers")), "met"]
     return _table(heads, lines)

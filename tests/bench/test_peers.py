@@ -130,6 +130,17 @@ def test_a_row_is_judged_against_floor_and_best_peer() -> None:
     assert "llamacpp bf16: failed" in text
 
 
+def test_first_tokens_and_gaps_are_judged_of_the_fastest_form() -> None:
+    found = result(
+        "135m/batch1/int8",
+        bough_int8=cell(1.0, ttft_ms_p50=40.0, itl_ms_p99=8.0),
+        bough_q8_0=cell(2.0, ttft_ms_p50=10.0, itl_ms_p99=9.0),
+        ik_q8_0=cell(3.0, ttft_ms_p50=30.0, itl_ms_p99=8.0),
+        llamacpp_q8_0=cell(4.0, ttft_ms_p50=90.0),
+    )
+    assert "| 135m/batch1/int8 | 40 | 30 | 8 | 8 | no / yes |" in report.markdown(found)
+
+
 def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
     name = "135m/batch1/int8"
     judged = report.standing(name, result(name, bough_int8=cell(0.6), llamacpp_q8_0=cell(2.0))["rows"][name])
