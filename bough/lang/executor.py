@@ -53,7 +53,8 @@ class StreamExecutor:
 
     Attributes are read by programs and tests: ``text_``, ``messages_``, ``variables``, ``meta_info``,
     ``variable_event``, ``arguments``, ``backend``, ``sid``, ``images_``, ``cur_images``, ``fork_start_text_pos``,
-    ``is_finished``, ``error_``. Of the text, followers see the first ``shown`` characters (None: all).
+    ``is_finished``, ``ended`` (set when nothing more will be submitted), ``error_``. Of the text, followers see the
+    first ``shown`` characters (None: all).
 
     Backends also read ``lora_path``, the adapter of the current call. ``next_text`` is what is likely to follow its
     answer, ``next_pause`` how many seconds later. ``lease`` says for how many seconds the text so far is to be kept,
@@ -121,14 +122,15 @@ class StreamExecutor:
 
         self.loop = backend.loop or default_loop()
         self.news = Signal()
+        self.ended = Signal()
         self._context = contextvars.copy_context()
         self._lock = threading.Lock()
+        self._news_lock = threading.Lock()
         self._queue: deque[Item] = deque()
         self._busy = False
         self._idle = Signal()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
-        self._ended = False
         self._error_seen = False
 
     def submit(self, expr: Any) -> None:
@@ -171,6 +173,8 @@ class StreamExecutor:
 
     def set_var(self, name: Any, value: Any) -> None:
         self.variables[name] = value
+        if self.stream:
+            self.ring()
 
     def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
         """What the backend said of a generation; None where there is nothing. Raises TimeoutError."""
@@ -211,7 +215,7 @@ class StreamExecutor:
     @property
     def is_finished(self) -> bool:
         """Whether nothing more will happen to the state."""
-        return (self._ended and not self._busy) or self.error_ is not None
+        return (self.ended.is_set() and not self._busy) or self.error_ is not None
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> list[StreamExecutor]:
         """Copies that go on from here. Waits for what was submitted; ``position_ids_offset`` means nothing."""
@@ -268,7 +272,7 @@ class StreamExecutor:
         if (left := self.program.seconds_left()) is not None:
             told["deadline"] = left
         pending = [node for node, _ in self._queue if isinstance(node, _MODEL)]
-        if self._ended:
+        if self.ended.is_set():
             if not self.open_ended and not any(isinstance(node, SglAct) for node in pending):
                 told["next_uses"] = len(pending) + more
         elif self.next_text and not pending:
@@ -279,8 +283,8 @@ class StreamExecutor:
 
     def end(self) -> None:
         """Nothing more will be submitted. Idempotent."""
-        if not self._ended:
-            self._ended = True
+        if not self.ended.is_set():
+            self.ended.set()
             self.ring()
             self._leave()
 
@@ -288,7 +292,7 @@ class StreamExecutor:
         """Stop the call that is under way and drop what is queued. A finished state stays as it is."""
 
         def stop() -> None:
-            if not self.is_finished and (self._busy or not self._ended):
+            if not self.is_finished and (self._busy or not self.ended.is_set()):
                 self.fail(Cancelled(f"cancelled: {reason}"), None, None)
                 self._error_seen = True
             if self._task is not None:
@@ -301,7 +305,7 @@ class StreamExecutor:
 
     def drop(self) -> None:
         """Nobody will append or ask any more. It is called wherever a state is collected: the loop does the rest."""
-        if self._busy or not self._ended:
+        if self._busy or not self.ended.is_set():
             with contextlib.suppress(RuntimeError):  # a loop that is closed has ended everything
                 self.loop.call_soon_threadsafe(self._dropped)
 
@@ -342,7 +346,8 @@ class StreamExecutor:
 
     def ring(self) -> None:
         """Tell those who follow the state that something changed."""
-        news, self.news = self.news, Signal()
+        with self._news_lock:  # of two that ring at once, one would replace what the other has made and nobody will set
+            news, self.news = self.news, Signal()
         news.set()
 
     def _announce(self, expr: Any) -> None:
@@ -418,7 +423,7 @@ class StreamExecutor:
 
     def _leave(self) -> None:
         """Tell the backend when the last state of the program is done."""
-        if self._ended and self.program.at_rest() and self.program.end():
+        if self.ended.is_set() and self.program.at_rest() and self.program.end():
             self.backend.end_program(self)
 
     def __del__(self) -> None:

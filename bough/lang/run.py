@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import functools
 import inspect
 import logging
 import os
@@ -51,14 +53,12 @@ def run_program(
 ) -> ProgramState:
     """Run the body here, or on a thread where it streams; ``sync`` waits for the model as well."""
     state = new_state(program, backend, func_kwargs, default_sampling_para, stream, use_thread)
-    body = _body(program, state, func_args, func_kwargs)
+    body = _body(program, state, func_args, func_kwargs, unheard=stream)
     if stream:
 
         def follow() -> None:
-            try:
+            with contextlib.suppress(BaseException):  # its state says it, and nobody else on this thread hears of it
                 body()
-            except BaseException as error:  # nobody else on this thread hears of it
-                _fail(state, error)
 
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=(follow,), name="bough-program").start()
@@ -84,11 +84,13 @@ async def arun_program(
 ) -> ProgramState:
     """As :func:`run_program` with ``sync``, without blocking; with ``stream`` back at once."""
     state = new_state(program, backend, func_kwargs, default_sampling_para, stream, True)
-    work = _abody(program, state, func_args, func_kwargs)
     if stream:
-        task = asyncio.get_running_loop().create_task(_stored(state, work))
+        state._follows = asyncio.get_running_loop()  # which runs the body, or what begins it
+    work = _abody(program, state, func_args, func_kwargs, unheard=stream)
+    if stream:
+        task = asyncio.get_running_loop().create_task(work)
         _tasks.add(task)
-        task.add_done_callback(_tasks.discard)
+        task.add_done_callback(functools.partial(_over, state))
         return state
     try:
         await work
@@ -103,13 +105,11 @@ _tasks: set[asyncio.Task[None]] = set()
 """Bodies that run on; the event loop itself would forget them."""
 
 
-async def _stored(state: ProgramState, work: Any) -> None:
-    try:
-        await work
-    except BaseException as error:
-        _fail(state, error)
-        if not isinstance(error, Exception):
-            raise
+def _over(state: ProgramState, task: asyncio.Task[None]) -> None:
+    _tasks.discard(task)
+    if not state._executor.ended.is_set():  # it was cancelled before it began
+        _fail(state, asyncio.CancelledError())
+        state._executor.end()
 
 
 def _fail(state: ProgramState, error: BaseException) -> None:
@@ -137,35 +137,50 @@ def new_state(
         as_backend(backend), arguments, default_sampling_para, None, stream, program.num_api_spec_tokens, use_thread,
         Program(name, program.limits, program.retry, program.habits, priority=program.priority),
     )  # fmt: skip
-    return ProgramState.holding(executor)
+    state = ProgramState.holding(executor)
+    state._follows = executor.loop if stream else None
+    return state
+
+
+@contextlib.contextmanager
+def _running(state: ProgramState, unheard: bool) -> Iterator[None]:
+    """Around a body, with which its state ends. ``unheard``: what it raises is heard by who follows the state alone."""
+    try:
+        yield
+    except BaseException as error:
+        # A body that stopped because one of its calls failed has said nothing new.
+        if unheard and state._executor.error_ is None:
+            _fail(state, error)
+        if not unheard or not isinstance(error, Exception):
+            raise
+    finally:
+        state._executor.end()
 
 
 def _body(
-    program: SglFunction, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    program: SglFunction, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any], *, unheard: bool
 ) -> Callable[[], None]:
-    """The body as something to call that waits until it ends."""
+    """The body as something to call that waits until it ends. See :func:`_running`."""
 
     def body() -> None:
-        try:
-            result = program.func(state, *args, **kwargs)
+        with _running(state, unheard):
+            result = program.func(state.of_body(), *args, **kwargs)
             if inspect.isawaitable(result):
                 work = result if inspect.iscoroutine(result) else _awaited(result)
                 result = wait_for(work, state._executor.loop, "`await program.arun(...)`")
             state.ret_value = result
-        finally:
-            state._executor.end()
 
     return body
 
 
-async def _abody(program: SglFunction, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+async def _abody(
+    program: SglFunction, state: ProgramState, args: tuple[Any, ...], kwargs: dict[str, Any], *, unheard: bool
+) -> None:
     if not inspect.iscoroutinefunction(program.func):
-        await in_thread(_body(program, state, args, kwargs))
+        await in_thread(_body(program, state, args, kwargs, unheard=unheard))
         return
-    try:
-        state.ret_value = await program.func(state, *args, **kwargs)
-    finally:
-        state._executor.end()
+    with _running(state, unheard):
+        state.ret_value = await program.func(state.of_body(), *args, **kwargs)
 
 
 async def _awaited(result: Any) -> Any:
@@ -233,7 +248,7 @@ class _Batch:
     def _begin(self, arguments: dict[str, Any], bar: Any) -> tuple[ProgramState, Signal]:
         self.room.acquire()
         state = new_state(self.program, self.backend, arguments, self.params, False, True)
-        body, done = _body(self.program, state, (), arguments), Signal()
+        body, done = _body(self.program, state, (), arguments, unheard=True), Signal()
 
         def finished() -> None:
             bar.update()
@@ -243,11 +258,8 @@ class _Batch:
         def work() -> None:
             try:
                 body()
-            except BaseException as error:
-                # A body that stopped because one of its calls failed has said nothing new.
-                if state._executor.error_ is None:
-                    _fail(state, error)
-            state._executor.idle.then(finished)
+            finally:
+                state._executor.idle.then(finished)
 
         self.pool.submit(contextvars.copy_context().run, work)
         return state, done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, overload
@@ -20,7 +22,7 @@ from bough.lang.ir import (
 from bough.lang.joining import Race, first_valid, majority
 from bough.lang.report import Report
 from bough.lang.types import Answer
-from bough.lang.waiting import Signal, block_on
+from bough.lang.waiting import Signal, block_on, refuse_waiting
 
 _INCREMENTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
 """Of these, streamed meta information holds what is new; of everything else, what is so far."""
@@ -43,11 +45,14 @@ class ProgramState:
     """A text that grows, with variables. ``s += ...`` appends; ``s["name"]`` waits for a variable and gives it.
 
     When it is collected, what was appended and is not done yet is stopped; forks of it go on for themselves.
-    In coroutines, ``await s.get("name")`` waits without blocking the event loop.
+    In coroutines, ``await s.get("name")`` waits without blocking the event loop. What ``run`` gives with ``stream``
+    waits for the end of the body as well, which may not have appended anything yet.
     """
 
     ret_value: Any = None
     _hold: _Hold | None = None
+    _follows: asyncio.AbstractEventLoop | None = None
+    """What the body needs to end, where it runs on beside whoever has this state."""
 
     def __init__(self, stream_executor: StreamExecutor) -> None:
         self._executor = stream_executor
@@ -57,6 +62,14 @@ class ProgramState:
         """A state that stops ``executor`` when it is collected, with all its copies."""
         state = cls(executor)
         state._hold = _Hold(executor)
+        return state
+
+    def of_body(self) -> ProgramState:
+        """This state for the body of its run, which appends to it and waits for no end of its own."""
+        if self._follows is None:
+            return self
+        state = ProgramState(self._executor)
+        state._hold = self._hold
         return state
 
     @property
@@ -112,6 +125,7 @@ class ProgramState:
 
     def fork(self, size: int = 1, position_ids_offset: list[int] | None = None) -> ProgramStateGroup:
         """``size`` states that go on from here, each for itself. Waits for what was appended before."""
+        self._wait(self._run_over(), "`await s.afork(n)`")
         copies = self._executor.fork(size, position_ids_offset)
         return ProgramStateGroup([ProgramState.holding(copy) for copy in copies], self)
 
@@ -142,18 +156,23 @@ class ProgramState:
 
     def text(self) -> str:
         """The whole text, when everything was done."""
+        self.sync()
         return self._executor.text()
 
     def messages(self) -> list[dict[str, Any]]:
         """The messages, as the OpenAI API has them."""
+        self.sync()
         return self._executor.messages()
 
     def sync(self) -> None:
         """Wait until everything that was appended is done."""
+        self._wait(self._run_over(), "`await s.settled()`")
         self._executor.sync()
 
     async def settled(self) -> ProgramState:
         """As :meth:`sync`, without blocking. Raises what ended the state early."""
+        for signal in self._run_over():
+            await signal.reached()
         await self._executor.idle.reached()
         if self._executor.error_ is not None:
             raise self._executor.failure("the state is incomplete")
@@ -161,6 +180,7 @@ class ProgramState:
 
     def error(self) -> BaseException | None:
         """What ended the state early; None where nothing did."""
+        self.sync()
         return self._executor.error()
 
     def report(self) -> Report:
@@ -173,10 +193,35 @@ class ProgramState:
 
     async def get(self, name: Any) -> Any:
         """As ``s[name]``, without blocking."""
+        for signal in self._announced(name):
+            await signal.reached()
         event = self._executor.variable_event.get(name)
         if event is not None:
             await event.reached()
         return self._executor.value_of(name)
+
+    def _run_over(self, or_else: Callable[[], bool] = lambda: False) -> Iterator[Signal]:
+        """What to wait for until the body of the run that this follows has ended, or nothing more will come of it."""
+        ex = self._executor
+        while self._follows is not None:
+            news = ex.news
+            if or_else() or ex.ended.is_set() or ex.error_ is not None:
+                return
+            yield news
+
+    def _announced(self, name: Any) -> Iterator[Signal]:
+        """What to wait for until the body of the run that this follows has made a variable, or cannot any more."""
+        ex = self._executor
+        return self._run_over(lambda: name in ex.variable_event or name in ex.variables)
+
+    def _wait(self, signals: Iterator[Signal], instead: str, until: float | None = None) -> None:
+        """Block this thread, ``until`` a reading of the monotonic clock at most. Raises TimeoutError."""
+        for signal in signals:
+            if self._follows is not None and not signal.is_set():
+                refuse_waiting(self._follows, instead)
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not block_on(signal, self._executor.loop, instead, left):
+                raise TimeoutError("Timeout while waiting for what a program has not begun yet")
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text of the whole or of one variable as it comes, where the program streams; else all of it at once.
@@ -272,14 +317,17 @@ class ProgramState:
         return self.text_async_iter()
 
     def get_var(self, name: Any) -> Any:
+        self._wait(self._announced(name), "`await s.get(name)`")
         return self._executor.get_var(name)
 
     def set_var(self, name: Any, value: Any) -> None:
         self._executor.set_var(name, value)
 
     def get_meta_info(self, name: Any, timeout: float | None = None) -> Any:
-        """What the backend said of a generation; None for an unknown name."""
-        return self._executor.get_meta_info(name, timeout)
+        """What the backend said of a generation; None for an unknown name. Raises TimeoutError."""
+        until = None if timeout is None else time.monotonic() + timeout
+        self._wait(self._announced(name), "`await s.get(name)` first", until)
+        return self._executor.get_meta_info(name, None if until is None else max(0.0, until - time.monotonic()))
 
     def __iadd__(self, other: Any) -> ProgramState:
         if other is None:
@@ -297,7 +345,8 @@ class ProgramState:
         return name in self._executor.variables
 
     def __repr__(self) -> str:
-        return f"ProgramState({self.text()})"
+        # Event loops and debuggers show a run that is followed, and must not wait for it.
+        return f"ProgramState({self.text() if self._follows is None else self._executor.text_})"
 
 
 def merge_meta_info(earlier: dict[str, Any] | None, later: dict[str, Any]) -> dict[str, Any]:
