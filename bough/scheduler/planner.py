@@ -51,8 +51,8 @@ class _Parts:
     tokens: list[Ints] = field(default_factory=list)
     out_loc: list[Ints] = field(default_factory=list)
     admitted: list[RowInit] = field(default_factory=list)
-    cut: bool = False
-    """Whether a row has more to compute than it is given."""
+    cut: Req | None = None
+    """Who has more to compute than this plan gives it; one at most."""
     generating: bool = False
     """Whether a row that runs computes the one token it lacks."""
     entered: int = 0
@@ -100,7 +100,8 @@ class Planner:
         self._headroom = HEADROOM_START
         self._step = 0
         self._released: list[int] = []
-        self._preempt = False
+        self._preempted: Req | None = None
+        """Who makes room for the head of the queue before the next step."""
         self.suspects: deque[Req] = deque()
         """Requests of a forward that failed: each runs its next step alone, which shows who is to blame."""
         self.retracted = 0
@@ -116,12 +117,12 @@ class Planner:
         """
         if self._background.stale():
             self.stop_background()
-        if not settled and (self.suspects or self._preempt):
+        if not settled and (self.suspects or self._preempted):
             return None
         if self.suspects:
             return self._next_suspect()
-        if self._preempt:
-            self._make_room()
+        if self._preempted:
+            self._make_room(self._preempted)
         while True:
             parts = _Parts()
             try:
@@ -208,7 +209,8 @@ class Planner:
             if parts.cut and left > budget:
                 continue
             n = self._chunk(left, budget)
-            parts.cut |= n < left
+            if n < left:
+                parts.cut = rows.req(row)
             extended.append((row, self._extend(parts, row, n)))
             budget -= n
         for row, upto in extended:
@@ -259,13 +261,15 @@ class Planner:
         """
         while budget > 0 and (req := self._queue.head(self._clock())) is not None:
             if self._too_late(parts, req, budget):
+                if parts.cut and self._outranks(req, parts.cut):
+                    self._preempted = parts.cut  # its prompt may be long
                 return 0
             n = self._try_admit(parts, req, budget)
             if not n and self.stop_background():
                 n = self._try_admit(parts, req, budget)
             if not n:
                 # Rows of this plan cannot be taken back any more: the next step starts by making room.
-                self._preempt = self._preempted_by(req) is not None
+                self._preempted = self._preempted_by(req)
                 return 0
             budget -= n
         return 0 if parts.cut else budget
@@ -277,28 +281,31 @@ class Planner:
         if parts.generating and not parts.cut and todo > 1 and parts.entered * CROWDED >= self._step_tokens:
             return True
         others = any(n_new[0] > 1 for n_new in parts.n_new)
-        return todo > budget and not self._whole and (parts.cut or (others and budget < 2 * self._reserve))
+        return todo > budget and not self._whole and (parts.cut is not None or (others and budget < 2 * self._reserve))
 
-    def _make_room(self) -> None:
-        """Retract one row in favour of the head of the queue, under a preemptive policy."""
-        self._preempt = False
+    def _make_room(self, req: Req) -> None:
+        """Retract ``req`` in favour of the head of the queue, unless either is not there any more."""
+        self._preempted = None
         head = self._queue.head(self._clock())
-        victim = None if head is None else self._preempted_by(head)
-        if victim is not None:
-            self.retract(victim)
+        if head is not None and self._outranks(head, req):
+            self.retract(req.row)
 
-    def _preempted_by(self, req: Req) -> int | None:
-        """The running row that has to make room for ``req`` under a preemptive policy."""
-        if not self._queue.preemptive or not len(self._rows):
-            return None
+    def _preempted_by(self, req: Req) -> Req | None:
+        """Who runs and has to make room for ``req``: the youngest of the lowest priority."""
+        running = (self._rows.req(row) for row in self._rows.running.tolist())
         candidates = [
-            (other.request.priority, -age, row)
-            for age, row in enumerate(self._rows.running.tolist())
-            for other in [self._rows.req(row)]
-            if other.retractions < MAX_RETRACTIONS and other.status is Status.RUNNING
+            (other.request.priority, -age, other) for age, other in enumerate(running) if self._outranks(req, other)
         ]
-        lowest, _, row = min(candidates, default=(req.request.priority, 0, NO_ROW))
-        return row if lowest < req.request.priority else None
+        return min(candidates)[-1] if candidates else None
+
+    def _outranks(self, req: Req, other: Req) -> bool:
+        """Whether ``other`` has to make room for ``req``, under a preemptive policy."""
+        return (
+            self._queue.preemptive
+            and other.status is Status.RUNNING
+            and other.retractions < MAX_RETRACTIONS
+            and other.request.priority < req.request.priority
+        )
 
     def _try_admit(self, parts: _Parts, req: Req, budget: int) -> int:
         """Admit ``req`` with at most ``budget`` tokens; returns how many it computes, 0 if it has to wait."""
@@ -319,7 +326,8 @@ class Planner:
         if out_loc is None:
             kv.release(row, req.ids, 0)
             return 0
-        parts.cut |= n < left
+        if n < left:
+            parts.cut = req
         parts.entered += n
         self._queue.take(req)
         self._programs.admitted(req, cached_len)

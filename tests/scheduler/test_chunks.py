@@ -29,8 +29,8 @@ def shares_of(world: World, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return shares
 
 
-def prompt(name: str, n: int, first: int, max_tokens: int = 1) -> Request:
-    return request(name, [first + i % 7 for i in range(n)], max_tokens=max_tokens)
+def prompt(name: str, n: int, first: int, max_tokens: int = 1, priority: int = 0) -> Request:
+    return request(name, [first + i % 7 for i in range(n)], max_tokens=max_tokens, priority=priority)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,23 @@ def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: p
     w.run()
     beside = [share[-1] for share in shares[1:] if len(share) == STEP - 3]
     assert beside == [4] * 9 + [3]  # its first token is in the tree
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority", "expected"),
+    [
+        pytest.param("priority", 1, [[CUT], [CUT], [142], [116]], id="who is cut makes room for a higher priority"),
+        pytest.param("priority", 0, [[CUT], [CUT], [116], [142]], id="not for the same"),
+        pytest.param("fcfs", 1, [[CUT], [CUT], [116], [142]], id="nor where priorities mean nothing"),
+    ],
+)
+def test_a_prompt_of_higher_priority(
+    policy: str, priority: int, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = World(step_tokens=STEP, policy=policy)
+    shares = shares_of(w, monkeypatch)
+    w.submit(prompt("long", 2 * CUT + 116, 10))
+    w.step()
+    w.submit(prompt("urgent", 142, 20, priority=priority))
+    w.run()
+    assert shares == expected

@@ -96,10 +96,10 @@ class Fairness:
         retract, make_room = planner.retract, planner._make_room
         head: Req | None = None
 
-        def watched_make_room() -> None:
+        def watched_make_room(req: Req) -> None:
             nonlocal head
             head = self._scheduler._queue.head(self._clock())
-            make_room()
+            make_room(req)
             head = None
 
         def watched(row: int) -> None:

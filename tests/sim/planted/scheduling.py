@@ -48,7 +48,7 @@ LIFE = (
         "a preempted request was resumed without its last token",
         Planner,
         "next",
-        "if not settled and (self.suspects or self._preempt):",
+        "if not settled and (self.suspects or self._preempted):",
         "if not settled and self.suspects:",
     ),
     simple(
@@ -227,9 +227,9 @@ ORDER = (
         "priority_pushes_equals",
         "equals pushed each other out in turn",
         Planner,
-        "_preempted_by",
-        "if lowest < req.request.priority",
-        "if lowest <= req.request.priority",
+        "_outranks",
+        "other.request.priority < req.request.priority",
+        "other.request.priority <= req.request.priority",
     ),
     simple(
         "lpm_starves",
