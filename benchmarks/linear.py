@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bough.bench.machine import facts
-from bough.device.ops.packed import PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
+from bough.device.ops.packed import GROUP, PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
 from bough.device.ops.registry import Ops, resolve_ops
 
 Tensor = torch.Tensor
@@ -32,8 +32,12 @@ Multiply = Callable[[Tensor], Tensor]
 
 SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
-KINDS = ("onednn", "bf16", "int8", "q8", "q4", "q4_min", "q4_k", "q6_k", "torch int8", "torch int4")
-ROUNDED = {"int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K"}
+ROUNDED = {
+    "int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
+    "q4/64": "4 bits, groups of 64", "q4/128": "GPTQ, groups of 128", "q4_zero/128": "AWQ, groups of 128",
+}  # fmt: skip
+KINDS = ("onednn", "bf16", *ROUNDED, "torch int8", "torch int4")
+"""Behind a stroke: inputs that share a scale, where it is not 32."""
 MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
 CACHE_BYTES = 80 << 20
 TURNS = 4
@@ -106,11 +110,12 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     q = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     if kind == "int8":
         return pack_int8(q, torch.ones(n))
-    packed = Kind[kind.upper()]
-    groups = k // (256 if packed in SUPER else 32)
+    name, _, group = kind.partition("/")
+    packed, inputs = Kind[name.upper()], int(group or GROUP)
+    groups = -(-k // (256 if packed in SUPER else inputs))
     size = (n, groups, 2) if packed in PAIRED else (n, groups)
     sub = torch.ones((n, k // 32, 2), dtype=torch.uint8) if packed in SUPER else None
-    return pack_groups(packed, q, torch.ones(size).half(), sub)
+    return pack_groups(packed, q, torch.ones(size).half(), sub, inputs)
 
 
 def copy(packed: PackedWeight) -> PackedWeight:
