@@ -261,7 +261,7 @@ class KVManager:
         if not len(rows):
             return np.zeros(0, dtype=np.int32)
         position = self.n_cells[rows]
-        if int(position.max()) >= self.table.max_len:
+        if max(position.tolist()) >= self.table.max_len:
             raise ValueError(f"a row cannot grow beyond {self.table.max_len} tokens")
         if self._window is not None:
             self._window.pass_by(rows, position, self.table)

@@ -11,6 +11,7 @@ import torch
 from bough.base.messages import CacheKind
 from bough.device.layers.context import LayerContext
 from bough.device.ops.cells import Cells
+from bough.device.ops.decode import Decoded
 
 Tensor = torch.Tensor
 
@@ -121,6 +122,11 @@ class Model(Protocol):
         Writes the new tokens' KV into ``k`` and ``v`` ([N, KH, D] per layer, as ``kv_shape`` says), as the attention
         backend was planned.
         """
+        ...
+
+    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
+        """``forward`` and ``logits`` of ``tokens`` [B], one of each row, and the likeliest ids, where that is done in
+        one go; None where it is not."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

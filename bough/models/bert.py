@@ -112,6 +112,9 @@ class Bert:
             x = layer(x)
         return x
 
+    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
+        return None
+
     def logits(self, hidden: Tensor) -> Tensor:
         raise TypeError("an encoder gives no logits")
 

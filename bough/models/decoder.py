@@ -24,6 +24,7 @@ from bough.device.layers.mlp import Activation, GatedMLP, activation_of
 from bough.device.layers.norm import LayerNorm, Norm, NormForm, RMSNorm
 from bough.device.layers.rotary import rope_parameters, rotary_table
 from bough.device.ops.cells import Cells
+from bough.device.ops.decode import Decoded, DecodeSteps
 from bough.device.ops.stack import LayerStack, StackShape
 from bough.models.base import CacheSpec, KVShape, labels_of
 from bough.models.config import ConfigReader
@@ -166,6 +167,7 @@ class Decoder:
             context.adapters.ignores = self.ignores
         self._attention = context.attention
         self._stack = self._make_stack()
+        self._steps = self._make_steps()
         self.kv_shape = KVShape(self.caches(), context.dtype)
 
     # -- what an architecture is
@@ -278,6 +280,13 @@ class Decoder:
         )
         return self.context.ops.layer_stack(known, self._norm.weight, shape)
 
+    def _make_steps(self) -> DecodeSteps | None:
+        """The op for steps in which each row computes one token, where embedding and head are of that kind, too."""
+        table, head = self._embedding.packed, self._head.packed if isinstance(self._head, LMHead) else None
+        if self._stack is None or table is None or head is None or self.context.adapters is not None:
+            return None
+        return DecodeSteps(self._stack, table, head)
+
     # -- what the worker calls
 
     def forward(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Tensor:
@@ -290,6 +299,9 @@ class Decoder:
         for layer, k_cache, v_cache in zip(self._layers, k, v):
             x = layer(x, residual, k_cache, v_cache)
         return self._norm(residual) if x is None else self._norm.add(x, residual)
+
+    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
+        return None if self._steps is None else self._steps(tokens, self._attention.batch, k, v)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

@@ -155,6 +155,9 @@ class TransformersModel:
         self._pooled.k, self._pooled.v = k, v
         return self._run(tokens, self._pooled.backend.batch.positions)
 
+    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
+        return None
+
     def logits(self, hidden: Tensor) -> Tensor:
         self._hidden.states = hidden[None]
         logits: Tensor = self._model(input_ids=torch.zeros(1, len(hidden), dtype=torch.long)).logits[0]

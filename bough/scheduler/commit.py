@@ -38,20 +38,27 @@ class Committer:
         r = plan.rows
         rows.in_flight[r] -= 1
         rows.computed[r] = plan.start + plan.n_new
-        foreseen = plan.sample & (rows.foreseen[r] > 0)
-        rows.foreseen[r] -= foreseen
-        rows.ahead[r] -= plan.sample & ~foreseen
+        unknown = plan.sample
+        if rows.n_guided:
+            foreseen = plan.sample & (rows.foreseen[r] > 0)
+            rows.foreseen[r] -= foreseen
+            unknown = plan.sample & ~foreseen
+        rows.ahead[r] -= unknown
         live = rows.live[r]
         for i in result.failed:
             live[i] = False
         sampled = live & (result.counts > 0)
         tokens = np.zeros(len(r), dtype=np.int32)
         tokens[result.counts > 0] = result.tokens
-        new = sampled & ~foreseen
+        new = sampled & unknown
         look = self._append(r[new], tokens[new])
-        outputs = self._outputs(flight, result, sampled & ~rows.guided[r], tokens, look)
-        for i in np.flatnonzero(rows.guided[r] & rows.live[r]).tolist():
-            outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), bool(new[i]))
+        if rows.n_guided:
+            guided = rows.guided[r]
+            outputs = self._outputs(flight, result, sampled & ~guided, tokens, look)
+            for i in np.flatnonzero(guided & rows.live[r]).tolist():
+                outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), bool(new[i]))
+        else:
+            outputs = self._outputs(flight, result, sampled, tokens, look)
         for i, failure in result.failed.items():
             req = flight.reqs[i]
             if req.background:
@@ -69,7 +76,7 @@ class Committer:
         rows.ids[r, rows.n_ids[r]] = tokens
         rows.n_ids[r] += 1
         n = rows.n_ids[r]
-        stopped = (rows.stop_ids[r] == tokens[:, None]).any(axis=1)
+        stopped = np.logical_or.reduce(rows.stop_ids[r] == tokens[:, None], axis=1)
         look = np.zeros(len(rows.live), dtype=np.bool_)
         look[r] = rows.slow[r] | (n >= rows.limit[r]) | stopped
         return look

@@ -173,10 +173,12 @@ class Constraints:
             and all(req.guide is not None and req.guide.jumpy for req in rows.owners(running.tolist()))
         )
 
-    def concern(self, flight: Flight) -> Bools:
-        """[B] which rows of ``flight`` sample under a matcher, and so need the tokens of all steps before."""
-        plan = flight.plan
-        return plan.sample & self._rows.guided[plan.rows]
+    def concern(self, flight: Flight) -> Bools | None:
+        """[B] which rows of ``flight`` sample under a matcher, and so need the tokens of all steps before; or None."""
+        if not self._rows.n_guided:
+            return None
+        concerned = flight.plan.sample & self._rows.guided[flight.plan.rows]
+        return concerned if concerned.any() else None
 
     def masks(self, flight: Flight, concerned: Bools) -> tuple[Masks | None, list[tuple[Req, Finish]]]:
         """The masks for sampling ``flight``, and the requests whose matcher gave up, with their end.

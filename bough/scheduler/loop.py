@@ -157,7 +157,7 @@ class Scheduler:
         """Launch ``flight`` without waiting for it; what its masks depend on is committed behind its forward."""
         self._forward = flight, self._executor.forward(flight.plan)
         concerned, masks = self._constraints.concern(flight), None
-        if concerned.any():
+        if concerned is not None:
             self._commit_all()
             if self._forward is None:
                 return  # it was launched behind a step that failed

@@ -454,8 +454,8 @@ class Planner:
         rows.ahead[r] += sample
         rows.in_flight[r] += 1
         self._step += 1
-        self.computed_tokens += int(n_new.sum())
         out_loc = np.concatenate(parts.out_loc)
+        self.computed_tokens += len(out_loc)
         plan = StepPlan(
             step=self._step,
             released=np.array(self._released, dtype=np.int32) if self._released else EMPTY,
@@ -466,7 +466,7 @@ class Planner:
             tokens=np.concatenate(parts.tokens),
             out_loc=out_loc,
             sample=sample,
-            forced=self._forced(r, start, end, sample),
+            forced=self._forced(r, start, end, sample) if rows.n_guided else {},
             shared=self._kv.shared(r, start),
             window_loc=self._kv.window_locs(out_loc),
         )

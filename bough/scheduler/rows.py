@@ -41,6 +41,7 @@ class Rows:
         in_flight: number of launched steps that contain the row.
         live: the row's request has not ended; a row that is neither live nor in flight is released.
         reqs: the request that owns each row.
+        n_guided: how many of those that run are guided.
     """
 
     def __init__(self, n_rows: int, max_len: int) -> None:
@@ -62,6 +63,7 @@ class Rows:
         self.in_flight: Ints = np.zeros(n_rows, dtype=np.int32)
         self.live: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.reqs: list[Req | None] = [None] * n_rows
+        self.n_guided = 0
         self._order: dict[int, None] = {}
         self._rows: Ints | None = EMPTY
 
@@ -105,6 +107,7 @@ class Rows:
             or len(stops) > STOP_WIDTH
         )
         self.guided[row] = req.guide is not None
+        self.n_guided += req.guide is not None
         self.traced[row] = req.guide is not None and params.logprobs is not None
         self.held[row] = req.held
         self.background[row] = req.background
@@ -136,6 +139,7 @@ class Rows:
         req.row = NO_ROW
         self.reqs[row] = None
         self.live[row] = False
+        self.n_guided -= bool(self.guided[row])
         del self._order[row]
         self._rows = None
 

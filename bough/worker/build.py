@@ -155,7 +155,7 @@ def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: Work
         np.zeros(n, np.int32), np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
     )  # fmt: skip
     runner = ModelRunner(model, context.attention, KVPool(shape, n, context.device))
-    _, hidden = runner.forward(
+    _, hidden, _ = runner.forward(
         plan, DeviceRows(len(n_new), sizes.context_length, context.device), Timer(context.device)
     )
     runner.logits(hidden[: sizes.n_rows]).float()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bough.base.plan import NO_ADAPTER, Ints, RowInit
 from bough.device.platform.copies import to_device
+
+if TYPE_CHECKING:
+    from bough.worker.forward_batch import ForwardBatch
 
 Tensor = torch.Tensor
 
@@ -23,6 +29,8 @@ class DeviceRows:
         window_table: the same for layers that see a window; None where they have no pool of their own.
         last_token: [n_rows + 1] int32, the token that the row sampled last; a valid id always.
         counting: [n_rows + 2] int32, 0, 1, 2, ...
+        decodes: by the number of rows, what :class:`bough.worker.forward_batch.ForwardBatch` keeps for such steps.
+        host_table, host_last: page table and last tokens as numpy has them, where the device is the host.
         adapter: [n_rows + 1] the place of the row's adapter, or NO_ADAPTER (host).
     """
 
@@ -36,6 +44,9 @@ class DeviceRows:
         self.last_token = torch.zeros(n_rows + 1, dtype=torch.int32, device=device)
         self.counting = torch.arange(n_rows + 2, dtype=torch.int32, device=device)
         self.adapter: Ints = np.full(n_rows + 1, NO_ADAPTER, np.int32)
+        self.decodes: dict[int, tuple[ForwardBatch, Ints]] = {}
+        self.host_table: Ints | None = self.page_table.numpy() if device.type == "cpu" else None
+        self.host_last: Ints | None = self.last_token.numpy() if device.type == "cpu" else None
 
     def add(self, init: RowInit) -> None:
         """Take in a row with the KV that it shares from the start."""
@@ -48,9 +59,14 @@ class DeviceRows:
         self.last_token[init.row] = int(init.ids[-1])
         self.adapter[init.row] = init.adapter
 
+    def note_last(self, rows: Ints, ids: NDArray[np.int64]) -> None:
+        """As :meth:`set_last`, of arrays, where the device is the host."""
+        assert self.host_last is not None
+        self.host_last[rows] = np.maximum(ids, 0)
+
     def set_last(self, rows: Tensor, tokens: Tensor) -> None:
         """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
-        if self.device.type == "cpu":  # as ForwardBatch.on_host
-            self.last_token.numpy()[rows.numpy()] = np.maximum(tokens.numpy(), 0)
+        if self.host_last is not None:  # as ForwardBatch.on_host
+            self.note_last(rows.numpy(), tokens.numpy())
         else:
             self.last_token[rows] = tokens.clamp(min=0).int()

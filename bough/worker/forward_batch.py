@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import Ints, SharedPrefix, StepPlan
+from bough.base.plan import NO_ADAPTER, Ints, SharedPrefix, StepPlan
 from bough.device.attention.base import AttentionBatch, WindowLocs
 from bough.device.attention.work import HostBatch
 from bough.device.ops.groups import SharedGroups
@@ -89,7 +90,7 @@ class ForwardBatch:
         turned into batches in their order, each after the sampling of the one before it was launched.
         """
         groups = _groups(plan.shared, rows)
-        on_host = rows.device.type == "cpu"
+        on_host = rows.host_table is not None
         if on_host and len(plan.tokens) == len(plan.rows) and plan.window_loc is None and plan.sample.all():
             return cls.of_decodes(plan, rows, groups)
         step = HostStep.from_plan(plan)
@@ -103,13 +104,15 @@ class ForwardBatch:
 
         No core computes before this is done, and torch's dispatch takes longer than what it dispatches here.
         """
+        table, last = rows.host_table, rows.host_last
+        assert table is not None and last is not None
         ends = accumulate(step.lengths)
         parts = [step.array[end - length : end] for length, end in zip(step.lengths, ends)]
         _, _, _, at, out_loc, row_of, given, _, _, *windowed = parts
-        rows.page_table.numpy()[row_of, at] = out_loc
+        table[row_of, at] = out_loc
         if windowed and rows.window_table is not None:
             rows.window_table.numpy()[row_of, at] = windowed[0]
-        tokens = np.where(given < 0, rows.last_token.numpy()[row_of], given)
+        tokens = np.where(given < 0, last[row_of], given)
         return cls._of_parts(step, [torch.from_numpy(part) for part in parts], torch.from_numpy(tokens), rows, groups)
 
     @classmethod
@@ -117,18 +120,24 @@ class ForwardBatch:
         """As :meth:`on_host` for a step in which each row computes one token and samples: little is to be told.
 
         The weights have just gone through the caches and left nothing of Python in them: what is called here takes
-        several times as long as it does in a loop.
+        several times as long as it does in a loop. So one batch serves all steps of as many rows.
         """
-        n, start = len(plan.rows), plan.start
-        seq_len = start + 1
-        rows.page_table.numpy()[plan.rows, start] = plan.out_loc
-        given = np.where(plan.tokens < 0, rows.last_token.numpy()[plan.rows], plan.tokens)
-        parts = torch.from_numpy(np.array((plan.rows, start, plan.out_loc, seq_len, given)))
-        b_rows, at, out_loc, lengths, tokens = parts.unbind()
-        starts = rows.counting[: n + 1]
-        host = HostBatch(plan.rows, starts.numpy(), seq_len, plan.shared)
-        attention = AttentionBatch(rows.page_table, b_rows, starts, lengths, at, out_loc, groups, host)
-        return cls(tokens, attention, np.arange(n), starts[:n], b_rows, host.q_start, rows.adapter[plan.rows])
+        n, table, last = len(plan.rows), rows.host_table, rows.host_last
+        assert table is not None and last is not None
+        room = rows.decodes.get(n)
+        if room is None:
+            room = rows.decodes[n] = _DecodeRoom.of(n, rows)
+        batch, parts = room
+        parts[0] = plan.rows
+        parts[1] = plan.start
+        parts[2] = plan.out_loc
+        np.add(plan.start, 1, out=parts[3])
+        parts[4] = np.where(plan.tokens < 0, last[plan.rows], plan.tokens)
+        table[plan.rows, plan.start] = plan.out_loc
+        attention = batch.attention
+        attention.groups, attention.host = groups, HostBatch(plan.rows, batch.host_q_start, parts[3], plan.shared)
+        batch.adapters = rows.adapter[plan.rows]
+        return batch
 
     @classmethod
     def of(cls, step: HostStep, whole: Tensor, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
@@ -163,6 +172,25 @@ class ForwardBatch:
         )
         host = step.attention
         return cls(tokens, attention, step.sampled, sample_at, sample_rows, host.q_start, rows.adapter[host.rows])
+
+
+class _DecodeRoom(NamedTuple):
+    """The batch of all steps in which so many rows compute one token each, and its numbers [5, B]: rows, positions,
+    locs, lengths and tokens."""
+
+    batch: ForwardBatch
+    parts: Ints
+
+    @classmethod
+    def of(cls, n: int, rows: DeviceRows) -> _DecodeRoom:
+        parts = np.zeros((5, n), np.int32)
+        b_rows, at, out_loc, lengths, tokens = torch.from_numpy(parts).unbind()
+        starts = rows.counting[: n + 1]
+        attention = AttentionBatch(rows.page_table, b_rows, starts, lengths, at, out_loc)
+        batch = ForwardBatch(
+            tokens, attention, np.arange(n), starts[:n], b_rows, starts.numpy(), np.full(n, NO_ADAPTER, np.int32)
+        )
+        return cls(batch, parts)
 
 
 def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bough.base.plan import NO_ADAPTER, StepPlan
 from bough.device.attention.base import AttentionBackend
 from bough.device.lora.pool import AdapterPool
+from bough.device.ops.decode import Decoded
 from bough.device.platform.copies import Timer
 from bough.models.base import Model
 from bough.worker.device_rows import DeviceRows
@@ -35,17 +36,22 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._adapters = adapters
 
-    def forward(self, plan: StepPlan, rows: DeviceRows, timer: Timer) -> tuple[ForwardBatch, Tensor]:
+    def forward(self, plan: StepPlan, rows: DeviceRows, timer: Timer) -> tuple[ForwardBatch, Tensor, Decoded | None]:
         """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards.
 
-        ``timer`` is started where the host's preparations end, and the device's work begins.
+        Logits and the likeliest ids as well, where they came at once. ``timer`` is started where the host's
+        preparations end, and the device's work begins.
         """
         if self._graphs is not None and (replayed := self._graphs.forward(plan, timer)) is not None:
-            return replayed
+            return *replayed, None
         batch = ForwardBatch.from_plan(plan, rows)
         self._attention.plan(batch.attention)
         timer.start()
-        return batch, self.compute(batch)
+        if self._adapters is None and len(batch.sampled) == len(plan.tokens):
+            decoded = self._model.decode(batch.tokens, self._pool.k, self._pool.v)
+            if decoded is not None:
+                return batch, decoded.hidden, decoded
+        return batch, self.compute(batch), None
 
     def compute(self, batch: ForwardBatch) -> Tensor:
         """Last hidden states [T, D] of a batch that attention is planned for."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bough.base.plan import LAST, Failure, Masks, PositionLogprobs, RowInit, StepPlan, StepResult
 from bough.device.lora.pool import AdapterPool
+from bough.device.ops.decode import Decoded
 from bough.device.platform.copies import Timer, to_device
 from bough.worker.device_rows import DeviceRows
 from bough.worker.forward_batch import ForwardBatch
@@ -40,12 +41,14 @@ class ForwardHandle:
         plan: the plan.
         batch: its device tensors.
         hidden: [T, D] last hidden states.
+        decoded: logits and likeliest ids as well, where all T tokens are sampled from and it was done in one go.
         timer: of the forward.
     """
 
     plan: StepPlan
     batch: ForwardBatch
     hidden: Tensor
+    decoded: Decoded | None
     timer: Timer
 
 
@@ -109,9 +112,9 @@ class Worker:
             for init in plan.admitted:
                 self._add(init)
             self._take_forced(plan)
-            batch, hidden = self._runner.forward(plan, self._rows, timer)
+            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer)
         timer.stop()
-        return ForwardHandle(plan, batch, hidden, timer)
+        return ForwardHandle(plan, batch, hidden, decoded, timer)
 
     def sample(self, handle: ForwardHandle, masks: Masks | None = None) -> StepResult:
         """Sample what the plan asks for, under ``masks``, and wait for it."""
@@ -122,10 +125,12 @@ class Worker:
         timer = Timer(self._rows.device)
         plan, batch = handle.plan, handle.batch
         result = StepResult(plan.step, np.zeros(0, np.int32), np.zeros(len(plan.rows), np.int32))
-        rows = plan.rows.tolist()
-        result.failed.update({i: self._broken[row] for i, row in enumerate(rows) if row in self._broken})
+        if self._broken:
+            rows = plan.rows.tolist()
+            result.failed.update({i: self._broken[row] for i, row in enumerate(rows) if row in self._broken})
         with torch.inference_mode():
-            self._report_prompts(handle, result)
+            if self._prompt_logprobs.rows:
+                self._report_prompts(handle, result)
             self._report_forced(handle, result)
             if self._pooler.rows:
                 self._pool(handle, result)
@@ -221,30 +226,34 @@ class Worker:
     def _sample(self, handle: ForwardHandle, masks: Masks | None, timer: Timer | None) -> Sampling | Sampled:
         """``timer`` is started where the host's preparations end; None: the device has begun before."""
         plan, batch = handle.plan, handle.batch
-        rows = plan.rows[batch.sampled].tolist()
+        hidden, sampled, ends = handle.hidden, plan.rows, plan.start + plan.n_new
+        if len(batch.sampled) < len(plan.tokens):  # a step of decodes samples from every token
+            hidden, sampled, ends = hidden[batch.sample_at], sampled[batch.sampled], ends[batch.sampled]
+        rows = sampled.tolist()
         if self._sampler.remembers(rows):
             self._settle()
         if timer is not None:
             timer.start()
-        # A step of decodes samples from every token.
-        everywhere = len(batch.sampled) == len(handle.hidden)
-        hidden = handle.hidden if everywhere else handle.hidden[batch.sample_at]
-        context = SampleContext(rows, (plan.start + plan.n_new)[batch.sampled].astype(np.int64))
+        context = SampleContext(rows, ends.astype(np.int64))
         if masks is not None:
             context.masked = np.searchsorted(batch.sampled, masks.rows).astype(np.int64)
             context.masks = to_device(masks.bits, hidden.device)
         places = batch.adapters[batch.sampled]
-        logits = self._runner.logits(hidden, places)
+        decoded = handle.decoded
+        logits = self._runner.logits(hidden, places) if decoded is None else decoded.logits
         sampling: Sampling | Sampled
         try:
-            sampling = self._sampler.launch(logits, context)
+            sampling = self._sampler.launch(logits, context, decoded)
             tokens = sampling.tokens
         except Exception:
             # One row's rules broke the common path. Sampling changes no state, so each row gets its own try.
             sampling = self._one_by_one(hidden, places, context)
             tokens = to_device(np.array(sampling.tokens, np.int64), hidden.device)
-        self._rows.set_last(batch.sample_rows, tokens)
-        self._known[plan.rows[batch.sampled]] += 1
+        if decoded is not None and tokens is decoded.best:
+            self._rows.note_last(plan.rows, decoded.ids)
+        else:
+            self._rows.set_last(batch.sample_rows, tokens)
+        self._known[sampled] += 1
         return sampling
 
     def _settle(self) -> None:

@@ -22,7 +22,7 @@ class WindowLocs(NamedTuple):
     out_loc: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttentionBatch:
     """What attention needs to know of one step; all tensors int32 and on the device.
 

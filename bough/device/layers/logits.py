@@ -48,6 +48,12 @@ class LMHead:
         """See :class:`bough.device.quant.base.LinearMethod`."""
         return self._method.parts
 
+    @property
+    def packed(self) -> PackedLinear | None:
+        """The weight, where a kernel that multiplies with it does all there is to do."""
+        plain = self._adapted is None and self._scale == 1.0 and not self._softcap and len(self.parts) == 1
+        return self.parts[0] if plain else None
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, n_ids]."""
         logits = self._method.apply(hidden)

@@ -249,7 +249,7 @@ class CpuOps(RoundsBehind):
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         if not stackable(layers, final_norm, shape):
             return None
-        return LayerStack(self.library.function("layer_stack"), _cells, layers, final_norm, shape)
+        return LayerStack(self.library, _cells, layers, final_norm, shape)
 
     def experts(
         self, experts: Sequence[ExpertParts], sizes: tuple[int, int], clamp: Clamp | None

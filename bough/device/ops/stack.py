@@ -15,8 +15,9 @@ import torch
 
 from bough.device.attention.base import AttentionBatch
 from bough.device.ops.cells import Cells
+from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
-from bough.device.ops.library import AttentionCall, PackedLinear, RopeCall, StackCall, StackLayer
+from bough.device.ops.library import AttentionCall, Library, PackedLinear, RopeCall, StackCall, StackLayer
 from bough.device.ops.lora import LoraOp, Runs
 from bough.device.ops.parts import linear_parts, pairable, takeable
 
@@ -87,20 +88,23 @@ class LayerStack:
 
     Attributes:
         adapts: it can take tokens that have adapters.
+        library: has the kernel.
+        room: what lies between the layers; made anew when a call needs more.
     """
 
     def __init__(
         self,
-        function: Callable[..., None],
+        library: Library,
         cells: Callable[[Cells, Cells], tuple[int, int, int, int | None, int | None]],
         layers: Sequence[StackedLayer],
         final_norm: Tensor,
         shape: StackShape,
     ) -> None:
-        """``function`` is the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
+        """``library`` has the kernel; ``cells`` describes keys and values to it: their dtype's code and addresses, and
         those of their scales. ``final_norm`` is [D]."""
         dtype = shape.dtype
-        self._function, self._cells = function, cells
+        self._function, self._cells = library.function("layer_stack"), cells
+        self.library = library
         self._kept = list(layers), final_norm
         self.adapts = all(op.address is not None for layer in layers for op in layer.adapted)
         self._caches: Sequence[Cells] = ()
@@ -109,7 +113,7 @@ class LayerStack:
         attended = heads.n_heads * heads.dim
         written = attended + 2 * heads.n_kv_heads * heads.dim
         self._widths = written, attended, attended, shape.hidden_size, shape.intermediate_size
-        self._room: list[Tensor] = []
+        self.room: list[Tensor] = []
         self._n_tokens = 0
         sizes = {"n_heads": heads.n_heads, "n_kv_heads": heads.n_kv_heads, "head_dim": heads.dim}
         rope = RopeCall(interleaved=heads.interleaved, **sizes)
@@ -129,40 +133,59 @@ class LayerStack:
 
         ``k`` and ``v`` are the caches [N, KH, D] of every layer, ``runs`` the tokens that have adapters.
         """
+        self.use(k, v)
+        hidden = torch.empty_like(embedded)
+        call = self._describe(embedded, hidden, batch)
+        call.lora = None if runs is None else runs.address
+        self.share(call, batch.groups, torch.get_num_threads())
+        self._function(ctypes.byref(call))
+        return hidden
+
+    def use(self, k: Sequence[Cells], v: Sequence[Cells]) -> None:
+        """Calls read and write these caches from now on."""
         if self._caches is not k:
             for layer, k_cache, v_cache in zip(self._layers, k, v, strict=True):
                 kv_dtype, layer.k, layer.v, layer.k_scale, layer.v_scale = self._cells(k_cache, v_cache)
                 self._call.rope.kv_dtype = self._call.attention.kv_dtype = kv_dtype
             self._caches = k
+
+    def described(self, embedded: Tensor, hidden: Tensor, batch: AttentionBatch) -> StackCall:
+        """A call from ``embedded`` to ``hidden`` [T, D] for a kernel that is called elsewhere, without adapters. It is
+        good as long as the tensors, the caches and :attr:`room` are, and lacks what :meth:`share` sets."""
+        call = StackCall.from_buffer_copy(self._describe(embedded, hidden, batch))
+        call.lora = None
+        return call
+
+    def _describe(self, embedded: Tensor, hidden: Tensor, batch: AttentionBatch) -> StackCall:
         if len(embedded) > self._n_tokens:
             self._reserve(len(embedded), embedded.dtype)
-        hidden = torch.empty_like(embedded)
-        call, threads = self._call, torch.get_num_threads()
-        call.embedded, call.hidden, call.threads = embedded.data_ptr(), hidden.data_ptr(), threads
-        call.lora = None if runs is None else runs.address
+        call = self._call
+        call.embedded, call.hidden = embedded.data_ptr(), hidden.data_ptr()
         rope, attention = call.rope, call.attention
         rope.positions, rope.out_loc = batch.positions.data_ptr(), batch.out_loc.data_ptr()
         rope.n_tokens = len(embedded)
         attention.page_table, attention.table_stride = batch.page_table.data_ptr(), batch.page_table.shape[1]
         attention.rows, attention.q_start = batch.rows.data_ptr(), batch.q_start.data_ptr()
         attention.seq_len, attention.n_rows = batch.seq_len.data_ptr(), len(batch.rows)
-        attention.threads = threads
         call.window_table = call.window_loc = None
         if batch.window is not None:
             call.window_table, call.window_loc = (tensor.data_ptr() for tensor in batch.window)
-        groups = batch.groups
+        return call
+
+    def share(self, call: StackCall, groups: SharedGroups | None, threads: int) -> None:
+        """What every step sets anew: the threads, and which rows share their first locs."""
+        attention = call.attention
+        call.threads = attention.threads = threads
         attention.n_groups = len(groups.tokens) if groups else 0
         if groups:
             attention.group_start, attention.group_rows = groups.start.data_ptr(), groups.rows.data_ptr()
             attention.group_tokens = groups.tokens.data_ptr()
-        self._function(ctypes.byref(call))
-        return hidden
 
     def _reserve(self, n_tokens: int, dtype: torch.dtype) -> None:
         """Make room for what lies between the layers of so many tokens."""
         self._n_tokens = n_tokens
-        self._room = [torch.empty(n_tokens, width, dtype=dtype) for width in self._widths]
-        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in self._room)
+        self.room = [torch.empty(n_tokens, width, dtype=dtype) for width in self._widths]
+        qkv, q, attended, x, act = (tensor.data_ptr() for tensor in self.room)
         call = self._call
         call.rope.qkv, call.rope.q, call.x, call.act = qkv, q, x, act
         call.attention.q, call.attention.out = q, attended

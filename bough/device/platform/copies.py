@@ -43,25 +43,34 @@ class Fetch:
     def __init__(self, *tensors: Tensor) -> None:
         """Starts the copies behind what the current stream has yet to do."""
         self._event: torch.cuda.Event | None = None
+        self._arrays: list[NDArray[Any]] = []
         if not tensors or tensors[0].device.type == "cpu":
-            self._copies = list(tensors)
+            self._arrays = [tensor.numpy().copy() for tensor in tensors]
             return
         device = tensors[0].device
         stream, current = _copy_stream(device), torch.cuda.current_stream(device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            self._copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
-            for copy, tensor in zip(self._copies, tensors):
+            copies = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+            self._arrays = [copy.numpy() for copy in copies]
+            for copy, tensor in zip(copies, tensors):
                 copy.copy_(tensor, non_blocking=True)
                 # Its memory may be given to others only when the copy is done.
                 tensor.record_stream(stream)
             self._event = stream.record_event()
 
+    @classmethod
+    def here(cls, array: NDArray[Any]) -> Fetch:
+        """A copy of what the host has."""
+        fetch = cls()
+        fetch._arrays = [array.copy()]
+        return fetch
+
     def arrays(self) -> list[NDArray[Any]]:
         """The tensors, once they have arrived; valid as long as this object."""
         if self._event is not None:
             self._event.synchronize()
-        return [copy.numpy() for copy in self._copies]
+        return self._arrays
 
 
 class Passed:

@@ -97,7 +97,14 @@ class LinearMethod(Protocol):
 
 
 class Table(Protocol):
-    """Owns the weight of an embedding."""
+    """Owns the weight of an embedding.
+
+    Attributes:
+        packed: the weight, for kernels that look it up themselves; None where it is held otherwise.
+    """
+
+    @property
+    def packed(self) -> PackedWeight | None: ...
 
     def lookup(self, tokens: Tensor) -> Tensor:
         """[T] int32 ids -> [T, D] in the model's dtype, a new tensor."""

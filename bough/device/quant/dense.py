@@ -51,6 +51,8 @@ class DenseLinear:
 class DenseTable:
     """An embedding in the model's dtype; a head copies it into the layout that multiplies fastest."""
 
+    packed = None
+
     def __init__(self, weight: Tensor, ops: Ops) -> None:
         self._weight, self._ops = weight, ops
 

@@ -72,6 +72,7 @@ class PackedTable:
     """An embedding on a packed weight, which the head shares."""
 
     def __init__(self, weight: PackedWeight, dtype: torch.dtype, ops: Ops) -> None:
+        self.packed: PackedWeight | None = weight
         self._weight, self._dtype, self._ops = weight, dtype, ops
 
     def lookup(self, tokens: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from bough.base.plan import RowInit
 Tensor = torch.Tensor
 
 
+NOBODY = np.empty(0, np.int64)
+
+
 @dataclass(slots=True)
 class SampleContext:
     """The rows of one sampling step; S of them, in the order of the logits.
@@ -28,7 +31,7 @@ class SampleContext:
 
     rows: list[int]
     positions: NDArray[np.int64]
-    masked: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    masked: NDArray[np.int64] = field(default_factory=lambda: NOBODY)
     masks: Tensor | None = None
 
     def alone(self, i: int) -> SampleContext:

@@ -79,18 +79,22 @@ class Report:
 
 
 class Logprobs:
-    """Rows that report logprobs with each sampled token."""
+    """Rows that report logprobs with each sampled token.
+
+    Attributes:
+        rows: they, with how many alternatives and which ids they want.
+    """
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.rows: dict[int, tuple[int, tuple[int, ...]]] = {}
 
     def add(self, row: int, init: RowInit) -> None:
         if init.params.logprobs is not None:
-            self._rows[row] = init.params.logprobs, init.params.logprob_token_ids
+            self.rows[row] = init.params.logprobs, init.params.logprob_token_ids
 
     def remove(self, row: int) -> None:
-        self._rows.pop(row, None)
+        self.rows.pop(row, None)
 
     def launch(self, logits: Tensor, rows: list[int], tokens: Tensor) -> list[Report]:
         """Reports of ``tokens`` [S], for the rows that ask for them; those who ask for the same are answered together.
@@ -98,10 +102,10 @@ class Logprobs:
         ``logits`` [S, V] are raw. Of a row that fails, whose token is negative, a report says nothing.
         """
         groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        if self._rows:
+        if self.rows:
             for i, row in enumerate(rows):
-                if row in self._rows:
-                    groups.setdefault(self._rows[row], []).append(i)
+                if row in self.rows:
+                    groups.setdefault(self.rows[row], []).append(i)
         reports = []
         for (n_top, asked), members in groups.items():
             part, chosen = logits, tokens.clamp(min=0)
@@ -124,7 +128,7 @@ class Logprobs:
 
     def of(self, row: int, raw: Tensor, tokens: list[int]) -> list[PositionLogprobs]:
         """Entries about ``tokens`` [N] of ``row``, from their logits ``raw`` [N, V]."""
-        n_top, asked = self._rows[row]
+        n_top, asked = self.rows[row]
         return position_logprobs(self._ops, raw, tokens, n_top, asked)
 
 
@@ -143,23 +147,27 @@ class _Prompt:
 
 
 class PromptLogprobs:
-    """Rows that report the logprobs of their prompt, chunk by chunk as it is computed."""
+    """Rows that report the logprobs of their prompt, chunk by chunk as it is computed.
+
+    Attributes:
+        rows: they, and what is to be reported.
+    """
 
     def __init__(self, ops: Ops) -> None:
         self._ops = ops
-        self._rows: dict[int, _Prompt] = {}
+        self.rows: dict[int, _Prompt] = {}
 
     def add(self, row: int, init: RowInit) -> None:
         n_top = init.params.prompt_logprobs
         if n_top is not None and init.logprob_from < init.n_prompt:
-            self._rows[row] = _Prompt(init, n_top)
+            self.rows[row] = _Prompt(init, n_top)
 
     def remove(self, row: int) -> None:
-        self._rows.pop(row, None)
+        self.rows.pop(row, None)
 
     def covers(self, row: int, start: int, n_new: int) -> bool:
         """Whether a step that computes these positions of ``row`` has anything to report."""
-        return row in self._rows and len(self._rows[row].targets(start, n_new)) > 0
+        return row in self.rows and len(self.rows[row].targets(start, n_new)) > 0
 
     def report(self, row: int, start: int, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> list[PositionLogprobs]:
         """Entries for the prompt positions that this step covers, in order.
@@ -170,7 +178,7 @@ class PromptLogprobs:
             hidden: [n_new, D] last hidden states of the row's new tokens.
             head: hidden states [N, D] -> logits [N, V].
         """
-        prompt = self._rows[row]
+        prompt = self.rows[row]
         targets = prompt.targets(start, len(hidden))
         entries: list[PositionLogprobs] = []
         for first in range(targets.start, targets.stop, CHUNK):

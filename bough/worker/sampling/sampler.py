@@ -17,6 +17,7 @@ import torch
 
 from bough.base.params import SamplingParams
 from bough.base.plan import Failure, PositionLogprobs, RowInit
+from bough.device.ops.decode import Decoded
 from bough.device.ops.registry import Ops
 from bough.device.ops.sampling import Draws
 from bough.device.platform.copies import Fetch, to_device
@@ -123,13 +124,15 @@ class Sampler:
         """Choose a token for each row of ``logits`` ([S, V], any float dtype; they stay as they are)."""
         return self.finish(self.launch(logits, context))
 
-    def launch(self, logits: Tensor, context: SampleContext) -> Sampling:
-        """As :meth:`sample`, without waiting for the device."""
+    def launch(self, logits: Tensor, context: SampleContext, decoded: Decoded | None = None) -> Sampling:
+        """As :meth:`sample`, without waiting for the device. ``decoded``: what the logits came with."""
         rows, device = context.rows, logits.device
-        best = self._ops.argmax(logits)
+        best = self._ops.argmax(logits) if decoded is None else decoded.best
         active = [feature for feature in self._features if feature.rows]
         ruled, masked = self._ruled(active, context)
         if not ruled and not masked and self._draws.keys().isdisjoint(rows):
+            if decoded is not None and not self._logprobs.rows:
+                return Sampling(best, Fetch.here(decoded.ids), [])
             return self._launched(logits, rows, best, best)
         tokens = best.clone()
         if masked:

@@ -1,0 +1,105 @@
+"""Steps of decodes, which are computed in one go, beside those of the separate ops: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bough.base.params import SamplingParams
+from bough.device.ops.decode import MOST_ROWS, Decoded
+from bough.device.ops.library import load
+from bough.models.decoder import Decoder
+from bough.worker.forward_batch import ForwardBatch, HostStep
+from tests.driving import Driver, Sequence_
+
+Make = Callable[..., Any]
+
+TOLD = SamplingParams(temperature=0.0, logprobs=3)
+DRAWN = SamplingParams(temperature=0.8, top_p=0.9)
+
+pytestmark = pytest.mark.skipif(load().library is None, reason="there are no kernels")
+
+
+def drive(driver: Driver, seed: int, share: bool) -> list[Sequence_]:
+    """Sequences come and go: batches of all sizes, rows in any order, prompts between, which need more room."""
+    g = np.random.default_rng(seed)
+    driver.share = share
+    first = driver.add(0, g.integers(3, 90, 40).tolist(), TOLD)
+    driver.step((first, 0))
+    seqs = [first]
+    for row in range(1, MOST_ROWS + 2):
+        driver.step(*((seq, 0) for seq in g.permutation(np.array(seqs, object)).tolist()))  # 1, 2, ... decodes
+        params = DRAWN if row % 3 == 2 else TOLD
+        shared = first.locs[:30] if share else ()
+        ids = first.ids[:30] if share else g.integers(3, 90, 5).tolist()
+        new = driver.add(row, [*ids, *g.integers(3, 90, 3 * row).tolist()], params, seed=row, shared=shared)
+        driver.step((new, 0), *((seq, 0) for seq in seqs[:2]))
+        seqs.append(new)
+    for n in (MOST_ROWS + 1, MOST_ROWS, 3, 1, MOST_ROWS, 1):
+        driver.step(*((seq, 0) for seq in seqs[:n]))
+    return seqs
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["apart", "shared"])
+@pytest.mark.parametrize(("quantize", "kv_dtype"), [("none", "auto"), ("int8", "int8"), ("int4", "float16")])
+def test_the_same_bits_as_op_by_op(
+    quantize: str, kv_dtype: str, share: bool, tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
+    options = {"dtype": torch.bfloat16, "kernels": "auto", "quantize": quantize, "kv_dtype": kv_dtype, "n_rows": 20}
+    taken: list[int] = []
+    grouped: list[bool] = []
+    decode = Decoder.decode
+
+    def watched(self: Decoder, tokens: Any, k: Any, v: Any) -> Decoded | None:
+        decoded = decode(self, tokens, k, v)
+        if decoded is not None:
+            taken.append(len(tokens))
+            assert self._steps is not None and self._stack is not None
+            call, groups = self._steps._prepared[len(tokens)].call, self._attention.batch.groups
+            assert call.x == self._stack.room[3].data_ptr()  # not what was there before a prompt needed more
+            assert call.attention.n_groups == (0 if groups is None else len(groups.tokens))
+            grouped.append(groups is not None)
+        return decoded
+
+    monkeypatch.setattr(Decoder, "decode", watched)
+    at_once = drive(make_driver(path, **options), 1, share)
+    assert set(taken) == set(range(1, MOST_ROWS + 1)) and any(grouped) == share
+    monkeypatch.setattr(Decoder, "decode", lambda *arguments: None)
+    apart = drive(make_driver(path, **options), 1, share)
+    for one, other in zip(at_once, apart, strict=True):
+        assert one.ids == other.ids and one.logprobs == other.logprobs and not one.failed
+
+
+def test_a_batch_that_is_made_anew_is_described_anew(
+    tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for models with windows, whose steps have a batch each."""
+    path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
+    kept = drive(make_driver(path, dtype=torch.bfloat16, kernels="auto", n_rows=20), 2, True)
+    monkeypatch.setattr(
+        ForwardBatch, "of_decodes", lambda plan, *rest: ForwardBatch.on_host(HostStep.from_plan(plan), *rest)
+    )
+    anew = drive(make_driver(path, dtype=torch.bfloat16, kernels="auto", n_rows=20), 2, True)
+    assert [seq.ids for seq in anew] == [seq.ids for seq in kept]
+
+
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), TOLD, DRAWN], ids=["plain", "told", "drawn"])
+def test_what_a_step_said_stays(params: SamplingParams, tiny_llama: Make, make_driver: Make) -> None:
+    """The memory of logits and ids is used again; results that were not taken yet are none of it."""
+    path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
+    driver = make_driver(path, dtype=torch.bfloat16, kernels="auto")
+    seq = driver.add(0, [5, 6, 7], params)
+    driver.step((seq, 0))
+    driver.worker.sample = driver.worker.launch
+    flights = [driver.launch([(seq, 0)]) for _ in range(4)]
+    for launched, rows in flights:
+        driver.commit((driver.worker.finish(launched), rows))
+    alone = make_driver(path, dtype=torch.bfloat16, kernels="auto")
+    other = alone.add(0, [5, 6, 7], params)
+    alone.run([other], 5)
+    assert seq.ids == other.ids and len(seq.ids) == 8 and seq.logprobs == other.logprobs
