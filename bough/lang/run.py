@@ -107,7 +107,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 def _over(state: ProgramState, task: asyncio.Task[None]) -> None:
     _tasks.discard(task)
-    if not state._executor.ended.is_set():  # it was cancelled before it began
+    if not state._executor.ended.is_set():  # it was cancelled, before it began or while a thread has its body
         _fail(state, asyncio.CancelledError())
         state._executor.end()
 

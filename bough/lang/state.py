@@ -201,12 +201,19 @@ class ProgramState:
         return self._executor.value_of(name)
 
     def _run_over(self, or_else: Callable[[], bool] = lambda: False) -> Iterator[Signal]:
-        """What to wait for until the body of the run that this follows has ended, or nothing more will come of it."""
-        ex = self._executor
-        while self._follows is not None:
+        """What to wait for until the body of the run that this follows has ended, or nothing more will come of it.
+
+        Raises RuntimeError where nothing ever will, because nobody runs the event loop of a body's coroutine.
+        """
+        ex, loop = self._executor, self._follows
+        while loop is not None:
             news = ex.news
             if or_else() or ex.ended.is_set() or ex.error_ is not None:
                 return
+            if loop is not ex.loop and not loop.is_running():
+                raise RuntimeError(
+                    "the event loop that the program was started on does not run, and so its body does not"
+                )
             yield news
 
     def _announced(self, name: Any) -> Iterator[Signal]:
@@ -221,7 +228,7 @@ class ProgramState:
                 refuse_waiting(self._follows, instead)
             left = None if until is None else max(0.0, until - time.monotonic())
             if not block_on(signal, self._executor.loop, instead, left):
-                raise TimeoutError("Timeout while waiting for what a program has not begun yet")
+                raise TimeoutError("Timeout while waiting for the body of a program")
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """New text of the whole or of one variable as it comes, where the program streams; else all of it at once.

@@ -100,8 +100,8 @@ class Planner:
         self._headroom = HEADROOM_START
         self._step = 0
         self._released: list[int] = []
-        self._preempted: Req | None = None
-        """Who makes room for the head of the queue before the next step."""
+        self._preempted: tuple[Req, Req] | None = None
+        """Who makes room before the next step, and for whom."""
         self.suspects: deque[Req] = deque()
         """Requests of a forward that failed: each runs its next step alone, which shows who is to blame."""
         self.retracted = 0
@@ -122,7 +122,7 @@ class Planner:
         if self.suspects:
             return self._next_suspect()
         if self._preempted:
-            self._make_room(self._preempted)
+            self._make_room(*self._preempted)
         while True:
             parts = _Parts()
             try:
@@ -261,15 +261,16 @@ class Planner:
         """
         while budget > 0 and (req := self._queue.head(self._clock())) is not None:
             if self._too_late(parts, req, budget):
-                if parts.cut and self._outranks(req, parts.cut):
-                    self._preempted = parts.cut  # its prompt may be long
+                if parts.cut and self._outranks(req, parts.cut) and self._fits(req):
+                    self._preempted = parts.cut, req  # its prompt may be long
                 return 0
             n = self._try_admit(parts, req, budget)
             if not n and self.stop_background():
                 n = self._try_admit(parts, req, budget)
             if not n:
                 # Rows of this plan cannot be taken back any more: the next step starts by making room.
-                self._preempted = self._preempted_by(req)
+                victim = self._preempted_by(req)
+                self._preempted = None if victim is None else (victim, req)
                 return 0
             budget -= n
         return 0 if parts.cut else budget
@@ -283,12 +284,11 @@ class Planner:
         others = any(n_new[0] > 1 for n_new in parts.n_new)
         return todo > budget and not self._whole and (parts.cut is not None or (others and budget < 2 * self._reserve))
 
-    def _make_room(self, req: Req) -> None:
-        """Retract ``req`` in favour of the head of the queue, unless either is not there any more."""
+    def _make_room(self, victim: Req, req: Req) -> None:
+        """Retract ``victim`` in favour of ``req``, unless either is not there any more."""
         self._preempted = None
-        head = self._queue.head(self._clock())
-        if head is not None and self._outranks(head, req):
-            self.retract(req.row)
+        if self._queue.head(self._clock()) is req and self._outranks(req, victim):
+            self.retract(victim.row)
 
     def _preempted_by(self, req: Req) -> Req | None:
         """Who runs and has to make room for ``req``: the youngest of the lowest priority."""
@@ -307,12 +307,17 @@ class Planner:
             and other.request.priority < req.request.priority
         )
 
+    def _fits(self, req: Req) -> bool:
+        """Whether there are cells for ``req``, if everything that it matches stays evictable."""
+        reserved = self._reserved(req) if len(self._rows) else 0
+        return self._kv.available >= len(req.ids) - self._queue.length(req) + reserved
+
     def _try_admit(self, parts: _Parts, req: Req, budget: int) -> int:
         """Admit ``req`` with at most ``budget`` tokens; returns how many it computes, 0 if it has to wait."""
+        if not self._fits(req):
+            return 0
         kv, rows = self._kv, self._rows
         reserved = self._reserved(req) if len(rows) else 0
-        if kv.available < len(req.ids) - self._queue.length(req) + reserved:
-            return 0  # not even if everything it matches stayed evictable
         owner = NOBODY if req.program is None else req.program.number
         admission = kv.admit(req.request.namespace, req.ids, req.match_limit, owner)
         if admission is None:

@@ -131,6 +131,21 @@ def test_coroutines_wait_for_a_body_that_has_not_begun(program: Any) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_nobody_waits_for_a_loop_that_does_not_run(closed: bool) -> None:
+    loop = asyncio.new_event_loop()
+    state = loop.run_until_complete(coroutine.arun(backend=MODEL, stream=True))
+    if closed:
+        loop.close()
+    for wait in (state.text, state.error, lambda: state["nothing"], lambda: asyncio.run(state.settled())):
+        with pytest.raises(RuntimeError, match="does not run"):
+            wait()
+    if not closed:
+        loop.run_until_complete(state.settled())
+        assert state.text() == "xyes"
+        loop.close()
+
+
 def test_a_body_that_is_cancelled_before_it_begins_has_ended() -> None:
     async def main() -> Any:
         return await coroutine.arun(backend=MODEL, stream=True)

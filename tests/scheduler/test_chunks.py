@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.base.messages import Request
+from bough.base.messages import Abort, Request
 from bough.scheduler.planner import Flight
 
 from .world import World, request
@@ -72,6 +72,31 @@ def test_prompts_beside_rows_that_generate(
     w.submit(*(prompt(f"p{i}", n, n % 50 + 10, max_tokens=5) for i, n in enumerate(lengths)))
     w.run()
     assert shares[1 : 1 + len(expected)] == expected
+
+
+def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP, policy="priority", cells=600)
+    shares = shares_of(w, monkeypatch)
+    w.submit(request("c", [1], max_tokens=40, ignore_eos=True, priority=1))
+    w.step()
+    w.submit(prompt("b", 400, 10))
+    w.step()
+    w.submit(prompt("a", 505, 20, priority=1))
+    w.run()
+    assert shares[:4] == [[1], [1, CUT - 1], [1, CUT - 1], [1, 146]] and not w.scheduler.stats().retracted
+
+
+def test_nobody_makes_room_for_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP, policy="priority")
+    shares = shares_of(w, monkeypatch)
+    w.submit(prompt("b", 2 * CUT + 116, 10))
+    w.step()
+    w.submit(prompt("a", 142, 20, priority=1))
+    w.step()
+    w.scheduler.receive(Abort(["a"]))
+    w.submit(prompt("short", 8, 30, priority=1))
+    w.run()
+    assert shares == [[CUT], [CUT], [116, 8]] and not w.scheduler.stats().retracted
 
 
 def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

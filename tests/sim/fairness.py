@@ -96,10 +96,10 @@ class Fairness:
         retract, make_room = planner.retract, planner._make_room
         head: Req | None = None
 
-        def watched_make_room(req: Req) -> None:
+        def watched_make_room(victim: Req, req: Req) -> None:
             nonlocal head
             head = self._scheduler._queue.head(self._clock())
-            make_room(req)
+            make_room(victim, req)
             head = None
 
         def watched(row: int) -> None:

@@ -86,15 +86,15 @@ GRAMMAR = (
         "a token that was known and sampled was waited for for ever",
         Committer,
         "commit",
-        "rows.ahead[r] -= plan.sample & ~foreseen",
-        "rows.ahead[r] -= plan.sample",
+        "unknown = plan.sample & ~foreseen",
+        "unknown = plan.sample",
     ),
     simple(
         "foreseen_appended_twice",
         "a token that was known and sampled came twice",
         Committer,
         "commit",
-        "new = sampled & ~foreseen",
+        "new = sampled & unknown",
         "new = sampled",
     ),
     simple(

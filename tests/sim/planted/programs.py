@@ -201,8 +201,8 @@ AHEAD = (
         "what nobody had asked for was computed while requests waited for cells",
         Planner,
         "_admit",
-        "self._preempted_by(req)\n            return 0",
-        "self._preempted_by(req)\n            return budget",
+        "(victim, req)\n            return 0",
+        "(victim, req)\n            return budget",
     ),
     simple(
         "ahead_goes_on_beside_a_cut",
