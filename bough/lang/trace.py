@@ -16,6 +16,7 @@ from bough.lang.backends import as_backend
 from bough.lang.backends.base import BaseBackend
 from bough.lang.drawing import draw, shown
 from bough.lang.errors import ProgramError
+from bough.lang.group import ProgramStateGroup
 from bough.lang.ir import (
     SglAct,
     SglArgument,
@@ -33,7 +34,7 @@ from bough.lang.ir import (
     SglVarScopeBegin,
     SglVarScopeEnd,
 )
-from bough.lang.state import ProgramState, ProgramStateGroup
+from bough.lang.state import ProgramState
 from bough.lang.waiting import Signal
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ MODULES: dict[str, dict[str, str]] = {
     "sglang.lang.interpreter": {
         "StreamExecutor": "bough.lang.executor",
         "ProgramState": "bough.lang.state",
-        "ProgramStateGroup": "bough.lang.state",
+        "ProgramStateGroup": "bough.lang.group",
         "run_program": "bough.lang.run",
         "run_program_batch": "bough.lang.run",
         "cache_program": "bough.lang.run",
