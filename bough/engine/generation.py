@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,8 +51,7 @@ class GenerateOptions:
     prompt_text: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """News of one sequence.
 
     ``text`` is the newly stable text: complete UTF-8, and never the beginning of a stop string that may
@@ -80,7 +80,7 @@ class Chunk:
 
     def then(self, later: Chunk) -> Chunk:
         """This chunk and the next one of the same sequence as one."""
-        return replace(
+        return msgspec.structs.replace(
             later,
             text=self.text + later.text,
             tokens=self.tokens + later.tokens,

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.generation import Chunk, GenerateOptions
-from bough.server.metrics import Metrics
+from bough.server.metrics import Clock, Metrics
 
 Piece = tuple[int, Chunk]
 """(index of the prompt, news of one of its sequences)."""
@@ -23,13 +23,15 @@ async def run_prompts(
     """
     if len(work) == 1:
         prompt, options = work[0]
-        async with aclosing(metrics.timed(engine.stream(prompt, options), started)) as chunks:
+        clock = Clock(metrics, started)
+        async with aclosing(engine.stream(prompt, options)) as chunks:
             async for chunk in chunks:
+                clock.take(chunk)
                 yield 0, chunk
         return
     queue: asyncio.Queue[Piece | BaseException | None] = asyncio.Queue(maxsize=len(work))
     tasks = [
-        asyncio.create_task(_pump(i, metrics.timed(engine.stream(prompt, options), started), queue))
+        asyncio.create_task(_pump(i, engine.stream(prompt, options), Clock(metrics, started), queue))
         for i, (prompt, options) in enumerate(work)
     ]
     running = len(tasks)
@@ -49,11 +51,12 @@ async def run_prompts(
 
 
 async def _pump(
-    index: int, chunks: AsyncGenerator[Chunk, None], queue: asyncio.Queue[Piece | BaseException | None]
+    index: int, chunks: AsyncGenerator[Chunk, None], clock: Clock, queue: asyncio.Queue[Piece | BaseException | None]
 ) -> None:
     try:
         async with aclosing(chunks):
             async for chunk in chunks:
+                clock.take(chunk)
                 await queue.put((index, chunk))
     except Exception as error:
         await queue.put(error)

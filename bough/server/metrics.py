@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -117,25 +116,27 @@ class Metrics:
             for value in values:
                 histogram.observe(value)
 
-    async def timed(self, chunks: AsyncGenerator[Chunk, None], started: float) -> AsyncGenerator[Chunk, None]:
-        """``chunks`` unchanged, their times observed; closing it closes them.
 
-        ``started`` is in the clock of ``time.perf_counter``.
-        """
-        last: dict[int, float] = {}
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                now = time.perf_counter()
-                if chunk.tokens:
-                    before = last.get(chunk.index)
-                    if before is None:
-                        self.ttft.observe(now - started)
-                    else:
-                        self.gap.observe((now - before) / len(chunk.tokens))
-                    last[chunk.index] = now
-                if chunk.finish is not None:
-                    self.e2e.observe(now - started)
-                yield chunk
+class Clock:
+    """Observes the times of a request that came at ``started``, in the clock of ``time.perf_counter``."""
+
+    def __init__(self, metrics: Metrics, started: float) -> None:
+        self._metrics = metrics
+        self._started = started
+        self._last: dict[int, float] = {}
+
+    def take(self, chunk: Chunk) -> None:
+        """Note the news of one of the request's sequences at the moment they come."""
+        now = time.perf_counter()
+        if chunk.tokens:
+            before = self._last.get(chunk.index)
+            if before is None:
+                self._metrics.ttft.observe(now - self._started)
+            else:
+                self._metrics.gap.observe((now - before) / len(chunk.tokens))
+            self._last[chunk.index] = now
+        if chunk.finish is not None:
+            self._metrics.e2e.observe(now - self._started)
 
 
 class _EngineCollector(Collector):

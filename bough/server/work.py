@@ -97,6 +97,10 @@ class Work(Response, Generic[T]):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A task of its own: every token resumes it, and would resume each layer of the framework above it as well.
+        await asyncio.create_task(self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, state = self.service, scope["state"]
         request_id, principal = state["request_id"], state["principal"]
         started = time.perf_counter()

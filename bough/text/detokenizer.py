@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from bough.text.tokenizer import Tokenizer
 
-_UTF8 = codecs.getincrementaldecoder("utf-8")
-
 
 class IncrementalDetokenizer:
     """Decodes generated ids as they come, as a continuation of the prompt.
@@ -34,7 +32,7 @@ class IncrementalDetokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids - keep if skip_special else frozenset[int]()
-        self._decoder = _UTF8("replace")
+        self._unfinished = b""  # the first bytes of a character
         self._strip = tokenizer.rule.strip_left
         self.push(prompt_tail)
 
@@ -42,11 +40,17 @@ class IncrementalDetokenizer:
         """The text that became certain with ``ids``; bytes of an unfinished character are held back."""
         token_bytes, skipped = self._tokenizer.token_bytes, self._skipped
         data = b"".join([token_bytes(token) for token in ids if token not in skipped])
-        return self._begin(self._decoder.decode(data)) if data else ""
+        return self._decode(data, final=False) if data else ""
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that was never finished, else nothing."""
-        return self._begin(self._decoder.decode(b"", final=True))
+        return self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, final: bool) -> str:
+        data = self._unfinished + data
+        text, n = codecs.utf_8_decode(data, "replace", final)
+        self._unfinished = data[n:]
+        return self._begin(text) if self._strip else text
 
     def _begin(self, text: str) -> str:
         """Drop the space that some vocabularies put before a text; only at its very beginning."""

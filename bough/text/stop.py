@@ -169,6 +169,8 @@ class StopTrimmer:
 
     def push(self, text: str) -> str:
         """Take text of tokens that did not end the sequence; returns what can be shown now."""
+        if not self._stop:
+            return text
         text = self._held + text
         cut = max(0, len(text) - self._longest)
         while cut < len(text) and not self._may_begin(text, cut):
