@@ -17,6 +17,7 @@ CUT = 12.0
 
 def against_floors(rows: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
     """Draw horizontal bars, a group for each row, fastest first; the format is that of the path's suffix."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     bars = [(name, contender, seconds / row["floor_s"]) for name, row in rows.items() for contender, seconds
@@ -36,4 +37,5 @@ def against_floors(rows: Mapping[str, Mapping[str, Any]], title: str, path: Path
     axis.set_xlabel("wall time / floor (less is better)")
     axis.set_title(title)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path)
+    with rc_context({"svg.hashsalt": title}):  # else the same picture has other ids each time
+        figure.savefig(path, metadata={"Date": None})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from benchmarks.peers.floors import Limits
 from benchmarks.peers.home import Home
 from benchmarks.peers.limits import middle
 from benchmarks.peers.profile import profile_path
-from benchmarks.peers.rows import GOALS, RECORDED_IK, ROWS, Goal
+from benchmarks.peers.rows import GOALS, OWN_GOALS, RECORDED_IK, ROWS, Goal
 from bough.bench.measures import table
 
 RECORDED = "ik (recorded)"
 
 LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50")
+
+JUDGED = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
 
 COLUMNS = ("seconds", "x floor", "spread", "total_per_s", *LATENCIES, "cached_tokens", "generated_tokens", "valid",
            "foreign_cores")  # fmt: skip
@@ -52,6 +54,30 @@ class Standing:
         if self.goal is None or self.ours is None or self.aim is None:
             return None
         return self.ours[1] <= self.aim, None if self.factor is None else self.factor >= self.goal.over_peer
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Seconds of a row with weights in bfloat16 and with fewer bits, in one run."""
+
+    row: str
+    date: str
+    wide: float
+    narrow: float
+
+    @property
+    def factor(self) -> float:
+        """How many times faster than in bfloat16."""
+        return self.wide / self.narrow
+
+    @property
+    def goal(self) -> float | None:
+        return OWN_GOALS.get(self.row)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is reached; None without one."""
+        return None if self.goal is None else self.factor >= self.goal
 
 
 def standing(name: str, row: Mapping[str, Any]) -> Standing:
@@ -89,7 +115,7 @@ def _fastest(seconds: Mapping[str, float]) -> tuple[str, float] | None:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """All tables of a run."""
-    parts = [_machine(report), _summary(report), _latencies(report), _quantised(report), _versions(report)]
+    parts = [_machine(report), _summary(report), _latencies(report), _gains([report]), _versions(report)]
     parts += [f"### {name}\n\n{_details(name, row)}" for name, row in report["rows"].items() if "floor_s" in row]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -98,8 +124,8 @@ def _machine(report: Mapping[str, Any]) -> str:
     about = report["machine"]
     return (
         f"bough {about['revision']}, {about['cpu']} ({', '.join(about['features'])}), "
-        f"{report['threads']} threads; medians of {report['plan']['repeats']}, but one run of who was "
-        f"{report['plan']['behind']:g} times slower than the fastest; seed {report['plan']['seed']}."
+        f"{report['threads']} threads; medians of {report['plan']['repeats']}; who was more than "
+        f"{report['plan']['behind']:g} times slower than the fastest ran once; seed {report['plan']['seed']}."
     )
 
 
@@ -122,32 +148,52 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def _latencies(report: Mapping[str, Any]) -> str:
     """Time to the first token and the longest gaps: of bough's fastest form, beside the least of any peer."""
-    names = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
     lines = []
     for name, row in report["rows"].items():
-        medians = {c: row["cells"][c]["median"] for c in finished(row)}
-        fastest = _fastest({c: m["seconds"] for c, m in medians.items() if c.startswith("bough")})
-        line, met = [name], []
-        for key in names:
-            ours = medians[fastest[0]].get(key) if fastest else None
-            best = min((m[key] for c, m in medians.items() if key in m and not c.startswith("bough")), default=None)
-            line += ["" if figure is None else f"{figure:.4g}" for figure in (ours, best)]
-            met.append("-" if ours is None or best is None else "yes" if ours <= best else "no")
-        lines.append([*line, " / ".join(met) if set(met) != {"-"} else ""])
-    heads = ["row", *(f"{who}: {n}" for n in names.values() for who in ("bough", "best of the peers")), "met"]
+        pairs = _waits(row)
+        figures = ["" if figure is None else f"{figure:.4g}" for pair in pairs for figure in pair]
+        met = [_as_good(*pair) for pair in pairs]
+        lines.append([name, *figures, " / ".join(met) if set(met) != {"-"} else ""])
+    heads = ["row", *(f"{who}: {n}" for n in JUDGED.values() for who in ("bough", "best of the peers")), "met"]
     return _table(heads, lines)
 
 
-def _quantised(report: Mapping[str, Any]) -> str:
-    """What bough gains over its own bfloat16."""
-    seconds = {n: s.ours[1] for n, r in report["rows"].items() if "floor_s" in r and (s := standing(n, r)).ours}
-    lines = []
-    for name, wide in seconds.items():
-        if name.endswith("/bf16"):
-            narrow = [seconds.get(name.removesuffix("bf16") + kind) for kind in ("int8", "int4")]
-            if any(narrow):
-                lines.append([name, f"{wide:.3g}", *(f"{s:.3g} ({wide / s:.2f}x)" if s else "" for s in narrow)])
-    return _table(["row", "bough s", "8 bits", "4 bits"], lines) if lines else ""
+def _waits(row: Mapping[str, Any]) -> list[tuple[float | None, float | None]]:
+    """(of bough's fastest form, the least of any peer) for each of ``JUDGED``."""
+    medians = {c: row["cells"][c]["median"] for c in finished(row)}
+    fastest = _fastest({c: m["seconds"] for c, m in medians.items() if c.startswith("bough")})
+    return [
+        (
+            medians[fastest[0]].get(key) if fastest else None,
+            min((m[key] for c, m in medians.items() if key in m and not c.startswith("bough")), default=None),
+        )
+        for key in JUDGED
+    ]
+
+
+def _as_good(ours: float | None, best: float | None) -> str:
+    return "-" if ours is None or best is None else "yes" if ours <= best else "no"
+
+
+def _gains(reports: Sequence[Mapping[str, Any]]) -> str:
+    """What fewer bits gain over bough's own bfloat16: each row in the last run that has both."""
+    lines = [
+        [gain.row, gain.date, f"{gain.wide:.3g}", f"{gain.narrow:.3g}", f"{gain.factor:.2f}x",
+         f"{gain.goal:g}x" if gain.goal else "", "" if gain.met is None else "yes" if gain.met else "no"]
+        for gain in _gained(reports)
+    ]  # fmt: skip
+    return _table(["row", "run", "bfloat16 s", "s", "faster", "goal", "met"], lines) if lines else ""
+
+
+def _gained(reports: Sequence[Mapping[str, Any]]) -> list[Gain]:
+    found: dict[str, Gain] = {}
+    for report in reports:
+        seconds = {n: s.ours[1] for n, r in report["rows"].items() if "floor_s" in r and (s := standing(n, r)).ours}
+        for name, narrow in seconds.items():
+            wide = seconds.get(f"{name.rpartition('/')[0]}/bf16")
+            if wide and not name.endswith("/bf16"):
+                found[name] = Gain(name, report["machine"]["date"], wide, narrow)
+    return [found[name] for name in ROWS if name in found]
 
 
 def _line(name: str, s: Standing) -> tuple[str, ...]:
@@ -191,11 +237,12 @@ def _details(name: str, row: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{key} {value:g}" for key, value in row["sizes"].items())
     shown = table(figures, columns, "contender") if figures else "Nobody finished."
     title = ROWS[name].workload.title
-    limits = middle([Limits(**found) for found in row["limits"]])
+    measured = [Limits(**found) for found in row["limits"]]
+    limits, rates = middle(measured), [one.read_gb_s for one in measured]
     about = (
         f"{title[0].upper()}{title[1:]} ({sizes}). Floor {row['floor_s']:.3g} s, as the machine read "
-        f"{limits.read_gb_s:.0f} GB/s and multiplied {limits.bf16_gflop_s:.0f} GFLOP/s in bf16 and "
-        f"{limits.int8_gop_s:.0f} GOP/s in int8."
+        f"{limits.read_gb_s:.0f} GB/s ({min(rates):.0f} to {max(rates):.0f}) and multiplied "
+        f"{limits.bf16_gflop_s:.0f} GFLOP/s in bf16 and {limits.int8_gop_s:.0f} GOP/s in int8."
     )
     return "\n\n".join([about, shown, *(["\n".join(notes)] if notes else [])])
 
@@ -227,7 +274,9 @@ def publish(results: Sequence[Path], output: Path) -> None:
         "# Performance on a CPU, side by side",
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
         "measured and what a floor is. A row that several runs have was measured again, not "
-        "always beside the same peers: the first table takes the last of its runs that has any.",
+        "always beside the same peers: the first table takes the last of its runs that has any. Where rows read more "
+        "than they multiply, the floor is as certain as the rate at which the machine reads, which is between the two "
+        "that are given with each row.",
     ]
     rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
     # A run beside others tells more than one of bough alone.
@@ -244,13 +293,18 @@ def publish(results: Sequence[Path], output: Path) -> None:
         "## Every row, as it was last measured beside a peer, or alone if it never was",
         _summary(last),
         _latencies(last),
+        "## Fewer bits beside bfloat16, as last measured in one run",
+        _gains(reports),
     ]
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
-    parts += _profiles({name: row for name, row in measured.items() if False in (standing(name, row).met or ())})
+    missed = {name for name, row in measured.items() if False in (standing(name, row).met or ())}
+    missed |= {name for name, row in measured.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
+    missed |= {gain.row for gain in _gained(reports) if gain.met is False}
+    parts += _profiles(missed)
     output.write_text("\n\n".join(parts))
 
 
-def _profiles(missed: Mapping[str, Any]) -> Iterator[str]:
+def _profiles(missed: Collection[str]) -> Iterator[str]:
     """Where bough's time goes in rows that miss a goal, as far as :mod:`benchmarks.peers.profile` has looked."""
     found = {name: path for name in ROWS if name in missed and (path := profile_path(name)).exists()}
     if found:

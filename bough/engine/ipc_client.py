@@ -101,7 +101,7 @@ class IpcClient(StreamClient):
 
     def _on_death(self) -> None:
         if self.alive:
-            logger.warning("the engine died; %d requests in flight end with an error", len(self._streams))
+            logger.warning("the engine died; %d sequences in flight end with an error", len(self._streams))
         self._lose("the engine died")
         self._disconnect()
         self._connecting = asyncio.create_task(self._connect())

@@ -85,8 +85,8 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
 
 def _depth(device: Literal["cpu", "cuda"], threads: int | None) -> Literal[0, 1]:
     """Whether the host works while the device computes: on a core that computes, it would take what it saves. Of four
-    workloads on two cores that both compute, three are 3 to 8 % slower with it, one is 5 % faster
-    (benchmarks/results/depth.json)."""
+    workloads on two cores that both compute, a single stream is 19 % slower with it, JSON 22 %, chat is equal, and
+    independent requests are 4 % faster (benchmarks/results/depth.json)."""
     spare = threads is not None and threads < usable_processors()
     return 1 if device == "cuda" or spare else 0
 

@@ -166,6 +166,52 @@ def test_answers_that_ended_early_are_told() -> None:
     assert "bough bf16 90, vllm bf16 99" in told
 
 
+def both(name: str, wide: float, narrow: float, date: str) -> dict[str, Any]:
+    found = result(f"{name}/bf16", bough_bf16=cell(wide))
+    found["rows"] |= result(f"{name}/int8", bough_int8=cell(narrow))["rows"]
+    found["machine"]["date"] = date
+    return found
+
+
+def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> None:
+    import json
+
+    paths = [tmp_path / f"peers-{i}.json" for i in range(3)]
+    for path, found in zip(paths, (
+        both("135m/rag", 3.0, 1.0, "yesterday"), both("135m/rag", 1.5, 1.0, "today"),
+        result("135m/rag/bf16", bough_bf16=cell(9.0)),
+    )):  # fmt: skip
+        path.write_text(json.dumps(found))
+    report.publish(paths, tmp_path / "docs" / "performance.md")
+    every = (tmp_path / "docs" / "performance.md").read_text().split("## Fewer bits")[1].split("\n## ")[0]
+    assert "| 135m/rag/int8 | today | 1.5 | 1 | 1.50x | 1.6x | no |" in every and "yesterday" not in every
+    assert "| 3.00x | 1.6x | yes |" in report.markdown(both("135m/rag", 3.0, 1.0, "yesterday"))
+
+
+@pytest.mark.parametrize(
+    "missed",
+    [
+        result("135m/rag/bf16", bough_bf16=cell(9.0)),
+        result("135m/rag/bf16", bough_bf16=cell(1.0, itl_ms_p99=9.0), vllm_bf16=cell(9.0, itl_ms_p99=8.0)),
+        both("135m/rag", 1.5, 1.0, "today"),
+    ],
+)
+def test_whoever_misses_a_goal_shows_a_profile(
+    missed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    monkeypatch.setattr("benchmarks.peers.profile.RESULTS", tmp_path)
+    for kind in ("bf16", "int8"):
+        profile_path(f"135m/rag/{kind}").parent.mkdir(exist_ok=True)
+        profile_path(f"135m/rag/{kind}").write_text(f"{kind}: 40% attention\n")
+    kind = list(missed["rows"])[-1].rpartition("/")[2]
+    (tmp_path / "peers-1.json").write_text(json.dumps(missed))
+    report.publish([tmp_path / "peers-1.json"], tmp_path / "docs" / "performance.md")
+    text = (tmp_path / "docs" / "performance.md").read_text()
+    assert [k for k in ("bf16", "int8") if f"{k}: 40% attention" in text] == [kind]
+
+
 def test_document_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import json
 
@@ -181,6 +227,8 @@ def test_document_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "images/performance-135m.svg" in text and "yes / no" in text and "yes / -" in text
     assert "40% attention" in text, "a goal is missed beside the peer"
     picture = (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
+    report.publish([beside, alone], tmp_path / "docs" / "performance.md")
+    assert picture == (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
     assert picture.startswith("<?xml") and "vllm" in picture
 
 
