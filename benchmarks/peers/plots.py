@@ -16,7 +16,7 @@ CUT = 12.0
 
 
 def against_floors(rows: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw horizontal bars, a group for each row, fastest first; the format is that of the path's suffix."""
+    """Draw horizontal bars, a group for each row, fastest first, as SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
