@@ -15,6 +15,12 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_configure() -> None:
+    from bough.device.platform.cpu import spare_onednn
+
+    spare_onednn()  # twins compute with torch before any engine is built
+
+
 @pytest.fixture
 def poisoned() -> Iterator[None]:
     """What torch allocates is full of NaN, or of the largest integers: an element that nobody writes shows."""

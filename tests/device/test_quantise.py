@@ -162,9 +162,6 @@ def test_which_form_is_chosen() -> None:
     kept = resolve_scheme("auto", ops, torch.bfloat16)
     assert kept.linear(stored, None).parts[0].kind == Kind.Q8
     assert kept.linear(plain, None).parts[0].kind == Kind.BF16
-    tiles = resolve_scheme("auto", ops, torch.bfloat16, ("amx_bf16",))
-    assert not tiles.linear(plain, None).parts, "oneDNN knows AMX"
-    assert isinstance(tiles.linear(stored, None), PackedMethod)
     assert isinstance(kept.table([stored[0]], tied=True), PackedTable)
     assert isinstance(resolve_scheme("auto", ops, torch.float32), DenseScheme), "float32 is exact"
     assert isinstance(resolve_scheme("auto", ReferenceOps("test"), torch.bfloat16), DenseScheme)

@@ -33,12 +33,14 @@ COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-excep
 
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
+AVX512BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": AVX2,
     "avx512": AVX512,
     "avx512vnni": (*AVX512, "-mavx512vnni"),
-    "avx512bf16": (*AVX512, "-mavx512vnni", "-mavx512bf16"),
+    "avx512bf16": AVX512BF16,
+    "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
 }
 """Instruction set -> flags; all of them go into one library, which chooses at run time."""
 

@@ -13,6 +13,9 @@ FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx51
 
 UNLIMITED = 1 << 60
 
+TILE_LEAF = 0x1D
+"""Of CPUID, which describes the tiles of AMX."""
+
 
 def usable_processors(root: Path = Path("/")) -> int:
     """Processors that this process may run on, less what a control group's quota forbids."""
@@ -21,6 +24,18 @@ def usable_processors(root: Path = Path("/")) -> int:
     if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
         n = min(n, max(1, int(quota[0]) // int(quota[1])))
     return n
+
+
+def spare_onednn(root: Path = Path("/")) -> None:
+    """Keep torch's oneDNN from tiles (AMX) whose sizes the processor does not tell, before it multiplies anything.
+
+    It takes the sizes from leaf 0x1d of CPUID; where a hypervisor offers AMX and ends before that leaf, its first product
+    of bfloat16 ends the process with SIGILL. A limit that the user has set stands.
+    """
+    info = _processor(root)
+    level = info.get("cpuid level", "")
+    if "amx_tile" in info.get("flags", "").split() and level.isdecimal() and int(level) < TILE_LEAF:
+        os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
 class CpuPlatform:
@@ -35,6 +50,7 @@ class CpuPlatform:
         """
         self.device = torch.device("cpu")
         self._root = root
+        spare_onednn(root)
         self.threads = threads or usable_processors(root)
         torch.set_num_threads(self.threads)
 
@@ -53,12 +69,9 @@ class CpuPlatform:
         return available
 
     def features(self) -> tuple[str, ...]:
-        for line in self._read("proc/cpuinfo").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() in ("flags", "Features"):
-                flags = set(value.split())
-                return tuple(name for name in FEATURES if name in flags)
-        return ()
+        info = _processor(self._root)
+        flags = set(info.get("flags", info.get("Features", "")).split())
+        return tuple(name for name in FEATURES if name in flags)
 
     def peak(self, run: Callable[[], object]) -> int:
         return 0
@@ -87,6 +100,13 @@ class CpuPlatform:
 
     def _read(self, path: str | Path) -> str:
         return _read(self._root / path)
+
+
+def _processor(root: Path) -> dict[str, str]:
+    """What Linux says of the first processor."""
+    first = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _read(path: Path) -> str:

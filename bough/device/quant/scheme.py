@@ -28,8 +28,7 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
     * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for, and devices that
       multiply 8-bit floats keep those; all else is as "none".
     * "none": the model's dtype. bfloat16 is packed for the kernels of this package, which are no slower than oneDNN at
-      any number of rows; only where a processor multiplies bfloat16 in tiles (AMX), which they do not know, it is
-      oneDNN's. float32 results do not depend on the batch, bit by bit.
+      any number of rows. float32 results do not depend on the batch, bit by bit.
     * "int8", "int4": rounded while loading; embedding and head to 8 bits in groups of 32.
     * "fp8": rounded while loading, with a scale for each output; embedding and head stay. ConfigError where the device
       cannot multiply them.
@@ -43,11 +42,7 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
         return Fp8Scheme(ops, DenseScheme(ops))
     if ops.name == "reference" or (ops.name == "cpu" and dtype != torch.bfloat16):
         return DenseScheme(ops)
-    dense = (
-        DenseScheme(ops)
-        if "amx_bf16" in features or ops.name == "triton"
-        else PackedScheme(pack_dense, pack_dense, dtype, ops)
-    )
+    dense = DenseScheme(ops) if ops.name == "triton" else PackedScheme(pack_dense, pack_dense, dtype, ops)
     if quantize == "none":
         return dense
     packed = PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)

@@ -4,6 +4,12 @@
 
 #include "common.h"
 
+#if defined(BOUGH_WITH_AMX) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 extern const KernelTable kernels_generic;
@@ -19,6 +25,9 @@ extern const KernelTable kernels_avx512vnni;
 #if defined(BOUGH_WITH_AVX512BF16)
 extern const KernelTable kernels_avx512bf16;
 #endif
+#if defined(BOUGH_WITH_AMX) && defined(__linux__)
+extern const KernelTable kernels_amx;
+#endif
 
 namespace {
 
@@ -29,11 +38,23 @@ struct Choice {
 };
 
 // The instruction sets other than generic are left out of the build where the compiler does not know them.
-constexpr int MAX_CHOICES = 5;
+constexpr int MAX_CHOICES = 6;
 Choice choices[MAX_CHOICES];
 int n_choices = 0;
 const KernelTable* table = nullptr;
 int chosen = -1;
+
+#if defined(BOUGH_WITH_AMX) && defined(__linux__)
+// Whether the processor has AMX for bf16, and Linux lets this process have its state. Hypervisors are known that
+// offer AMX and leave the sizes of its tiles (leaf 0x1d) out; they have not changed since there is AMX.
+bool has_tiles() {
+    constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24;
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16 | TILES)) != (BF16 | TILES)) return false;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 // Fills `choices`, worst first, and picks the best that this processor and its system support.
 int detect() {
@@ -57,6 +78,9 @@ int detect() {
 #endif
 #if defined(BOUGH_WITH_AVX512BF16)
     choices[n_choices++] = {"avx512bf16", &kernels_avx512bf16, dot};
+#endif
+#if defined(BOUGH_WITH_AMX) && defined(__linux__)
+    choices[n_choices++] = {"amx", &kernels_amx, dot && has_tiles()};
 #endif
 #endif
     for (int i = 0; i < n_choices; ++i)

@@ -6,6 +6,7 @@
 // add up in rising order of dimension or key, the sum of weights in WIDTH parts by key modulo WIDTH.
 #pragma once
 
+#include "attention_amx.h"
 #include "bytes.h"
 #include "cells.h"
 
@@ -172,12 +173,24 @@ struct LaneBlock {
     const int32_t* q_start[2];
 
     static constexpr bool DIGITS = KEYS_PER_WORD<E> == 4;
+    static constexpr bool TILES = IN_TILES<E>;      // keys are [n_keys][words], values [dim][SEGMENT / keys per word]
     static constexpr int ROWS = DIGITS ? LANE_ROWS / 2 : LANE_ROWS;
 
     // Scores of the keys, and the largest of each query, which stands if all are seen and nothing is to be done to them.
     template <int N>
     INLINE void product_keys(vf (&best)[N]) const {
         int n_blocks = (n_keys + LANE_ROWS - 1) / LANE_ROWS;
+#if defined(BOUGH_AMX)
+        if constexpr (TILES) {
+            tile_scores<N>(queries, keys, words, n_keys, scores, LANES, [&](int k) {
+                for (int i = 0; i < 2 * TILE_ROWS / LANE_ROWS; ++i) ahead[i % 2].step();
+                const int end = n_keys - k < TILE_ROWS ? n_keys - k : TILE_ROWS;
+                for (int r = 0; r < end; ++r)
+                    for (int v = 0; v < N; ++v) best[v] = larger(loadf(scores + (k + r) * LANES + v * WIDTH), best[v]);
+            });
+            return;
+        }
+#endif
         for (int k = 0; k < n_blocks * LANE_ROWS; k += ROWS) {
             for (int i = 0; k % LANE_ROWS == 0 && i < 2; ++i) ahead[i].step();
             const E* from = keys + (int64_t)(k / WIDTH) * words * WIDTH + k % WIDTH;
@@ -262,6 +275,10 @@ struct LaneBlock {
 
     template <int N>
     void run() const {
+#if defined(BOUGH_AMX)
+        Tiles tiles;
+        if (TILES) tiles.shape(attention_shapes(TILE_ROWS, words));
+#endif
         float weight_scale[LANES];
         vf best[N], old[N], add[N];
         for (int v = 0; v < N; ++v) best[v] = splat(-__builtin_inff());
@@ -282,13 +299,20 @@ struct LaneBlock {
         }
         int inner = (n_keys + KEYS_PER_WORD<E> - 1) / KEYS_PER_WORD<E>;
         const E* weights = (const E*)scores;
+        auto add_segment = [&](int d, int v, vf x) {
+            float* at = out + d * LANES + v * WIDTH;
+            storef(at, merging ? fma(x, add[v], loadf(at) * old[v]) : x);
+        };
+#if defined(BOUGH_AMX)
+        if constexpr (TILES) {
+            const int written = (n_keys + WIDTH - 1) / WIDTH * WIDTH / KEYS_PER_WORD<E>;
+            tile_sums<N>((uint32_t*)scores, written, values, SEGMENT / KEYS_PER_WORD<E>, dim, LANES, add_segment);
+            return;
+        }
+#endif
         for (int d = 0; d < dim; d += ROWS) {
             const E* from = values + (int64_t)(d / WIDTH) * (SEGMENT / KEYS_PER_WORD<E>) * WIDTH + d % WIDTH;
-            float* to = out + d * LANES;
-            auto finish = [&](int r, int v, vf x) {
-                float* at = to + r * LANES + v * WIDTH;
-                storef(at, merging ? fma(x, add[v], loadf(at) * old[v]) : x);
-            };
+            auto finish = [&](int r, int v, vf x) { add_segment(d + r, v, x); };
             if constexpr (DIGITS)
                 digits_block<false, ROWS, N>(weights, 2 * LANES, LANES, from, inner, nullptr, weight_scale, nullptr,
                                              finish);

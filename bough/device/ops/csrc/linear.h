@@ -11,6 +11,7 @@
 // n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
 #pragma once
 
+#include "linear_amx.h"
 #include "linear_tile.h"
 
 namespace {
@@ -69,6 +70,35 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
+template <typename T>
+void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                 T* out, int64_t out_stride) {
+#if defined(BOUGH_AMX)
+    for (int64_t row = 0; row < n; row += AMX_MOST_ROWS) {
+        const int64_t rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
+        const uint32_t* last = row + rows < n ? nullptr : then.weight;
+        int64_t at = panel;
+        const auto pass = [&](auto width) {
+            constexpr int P = decltype(width)::value;
+            for (; at + P <= end; at += P) {
+                const int64_t first = at * PANEL;
+                const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
+                const Then after = {at + P < end ? l.weight + (at + P) * panel_words(l) : last, then.others};
+                amx_pairs<P>(l, {x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
+                    finish_tile(l, sums, P * PANEL, count, first, columns, out + (row + r) * out_stride + first,
+                                out_stride);
+                });
+            }
+        };
+        if (rows <= TILE_ROWS) pass(Count<4>());
+        pass(Count<2>());
+        pass(Count<1>());
+    }
+#else
+    slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
+#endif
+}
+
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
 // reads next.
 template <typename T>
@@ -76,7 +106,7 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
                   const Then& then, T* out, int64_t out_stride) {
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
-        case LINEAR_BF16: return slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_BF16: return pairs_slice(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
@@ -90,6 +120,9 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
 // How often linear_slice asks for what is wanted while it multiplies n rows with `panels` panels, or less than that.
 INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool dense = l.kind == LINEAR_BF16;
+#if defined(BOUGH_AMX)
+    if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
+#endif
     return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, dense ? DENSE_PANELS : GROUP_PANELS) *
            (dense ? input_words(l) : n_groups_of(l));
 }

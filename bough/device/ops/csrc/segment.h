@@ -189,6 +189,10 @@ struct Segments {
     // nearest cache, and requests do not stand in the way of what is needed now. `then` is what comes after the segment, with cells of `then_heads` heads.
     void run_narrow(const Unit& u, int segment, Cells& cells, const Cells& then, int then_heads, Work<T>& w) const {
         const int n = n_queries(u), n_read = read_keys(cells);
+#if defined(BOUGH_AMX)
+        Tiles tiles;
+        if (IN_TILES<word> && !bytes) tiles.shape(attention_shapes(n, words));
+#endif
         const int v_tile = bytes ? SEGMENT : TILE;      // a sum over a segment is scaled once
         for (int key = 0; key < n_read; key += TILE) {
             const bool last = key + TILE >= n_read;
@@ -240,6 +244,10 @@ struct Segments {
         if (bytes)
             product((const KeyBytes*)queries, key_words, (const KeyBytes*)w.tile, 2 * n, key_words, (int32_t*)to,
                     SEGMENT, ahead);
+#if defined(BOUGH_AMX)
+        else if constexpr (IN_TILES<word>)
+            tile_product(queries, w.tile, TILE, n, count, words, to, SEGMENT, ahead);
+#endif
         else
             product(queries, words, w.tile, n, words, to, SEGMENT, ahead);
     }
@@ -261,8 +269,18 @@ struct Segments {
         int64_t head = (int64_t)i * dim;
         const T* rows[TILE];
         const T* const* values = as_elements(cells.values + key, head, count, w.values, rows);
-        const T* weights = w.weights + (int64_t)i * n * SEGMENT + key;
+        T* weights = w.weights + (int64_t)i * n * SEGMENT + key;
         const int inner = (int)ceil_div(tile_keys(cells.n, key, TILE), KEYS_PER_WORD<word>);
+#if defined(BOUGH_AMX)
+        if constexpr (IN_TILES<word>) {
+            tile_mix((uint32_t*)weights, SEGMENT / KEYS_PER_WORD<word>, count / KEYS_PER_WORD<word>, n, dim, inner, to, record,
+                     [&](int pair, int64_t at, auto& x) {
+                         ahead.step();
+                         load_values(values, pair, head + at, x);
+                     });
+            return;
+        }
+#endif
         int64_t at = mix_columns<4>(weights, values, head, n, 0, dim, inner, to, record, ahead);
         at = mix_columns<2>(weights, values, head, n, at, dim, inner, to, record, ahead);
         mix_columns<1>(weights, values, head, n, at, dim, inner, to, record, ahead);
@@ -298,7 +316,10 @@ struct Segments {
         const void* const* keys = cells.keys;
         if (!bytes) keys = (const void* const*)as_elements(keys, head, n, w.keys, rows);
         uint32_t* to = (uint32_t*)w.packed;
-        for (int i = 0; i < n; i += WIDTH, to += key_words * WIDTH) {
+        // Tiles take keys as they lie.
+        const bool whole = IN_TILES<word> && !bytes;
+        for (int i = 0; whole && i < n; ++i, to += words) memcpy(to, keys[i], sizeof(word) * words);
+        for (int i = 0; !whole && i < n; i += WIDTH, to += key_words * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
             for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
         }
@@ -307,6 +328,13 @@ struct Segments {
                               SEGMENT / 4 * WIDTH);
         const T* const* values = as_elements(cells.values, head, n, w.values, rows);
         const int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+#if defined(BOUGH_AMX)
+        if constexpr (IN_TILES<word>) {
+            tile_turn(inner, dim, (uint32_t*)w.pairs, SEGMENT / KEYS_PER_WORD<word>,
+                      [&](int pair, int64_t at, auto& x) { load_values(values, pair, at, x); });
+            return;
+        }
+#endif
         constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<word> * WIDTH;
         for (int i = 0; i < inner; ++i) {
             float* to = (float*)w.pairs + i * WIDTH;

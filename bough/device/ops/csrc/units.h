@@ -9,7 +9,6 @@ constexpr int MAX_QUERIES = 4 * LANES;
 constexpr int NARROW = WIDTH * 3 / 4;       // queries up to which keys lie in the lanes
 constexpr int64_t MAX_PARTIAL = 4 << 20;    // bytes of partial results above which a unit is not cut
 
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
 
 // Query tokens of several rows and the prefix that they share.

@@ -1,0 +1,71 @@
+// The tile registers of AMX: eight matrices of up to 16 rows of 64 bytes, multiplied as wholes.
+//
+// sums [m, 16] += inputs [m, k] * weights [k, 16], where a word of a row of inputs, two bf16, meets a row of 16 words of
+// weights. So a panel of a packed weight is a column of such matrices as it lies.
+//
+// An element's bits depend on its row and its column alone, but they are not those of dot_pairs: of each 32 inputs
+// the even and the odd ones are summed up apart, before both are added to what is there. Who multiplies pairs of bf16 with
+// tiles once does so always.
+#pragma once
+
+#include "vec.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#define BOUGH_AMX 1
+
+namespace {
+
+// A number that templates take by its type.
+template <int N> struct Count { static constexpr int value = N; };
+
+constexpr int TILE_ROWS = 16;     // rows of a tile, at most
+constexpr int TILE_WORDS = 16;    // words of a row, at most
+
+// Tiles 0 to 3 hold sums, the others what is multiplied. Tiles 5 and 7 may be of another shape.
+struct TileShapes {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    INLINE TileShapes& set(int tile, int n_rows, int words) {
+        rows[tile] = (uint8_t)n_rows;
+        bytes[tile] = (uint16_t)(4 * words);
+        return *this;
+    }
+};
+
+// The thread's tiles for as long as this lives. Whoever else multiplies with tiles on the thread shapes them anew.
+struct Tiles {
+    Tiles() = default;
+    INLINE ~Tiles() { asm volatile("tilerelease" ::: "memory"); }
+    Tiles(const Tiles&) = delete;
+
+    // Forgets what the tiles hold.
+    INLINE void shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+};
+
+template <int TO>
+INLINE void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" ::"i"(TO));
+}
+
+// Rows of the tile lie `stride` bytes apart.
+template <int TO>
+INLINE void tile_load(const void* from, int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
+}
+
+template <int FROM>
+INLINE void tile_store(void* to, int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(FROM) : "memory");
+}
+
+// sums += a * b, of pairs of bf16.
+template <int SUMS, int A, int B>
+INLINE void tile_pairs() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+
+}  // namespace
+
+#endif
