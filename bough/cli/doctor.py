@@ -126,7 +126,7 @@ def _torch() -> Finding:
 
 def _kernels() -> Finding:
     # Imported late: it builds on torch, whose absence has a finding of its own.
-    from bough.device.ops import build, library
+    from bough.device.ops import library
 
     # What it would log is what the finding says.
     logging.getLogger(library.__name__).setLevel(logging.ERROR)
@@ -138,9 +138,10 @@ def _kernels() -> Finding:
     if loading.openmp is None:
         advice = "torch's OpenMP runtime was not found, so the kernels run on one thread: reinstall torch"
         return Finding("kernels", "slow", value, advice)
-    best = list(build.VARIANTS)[-1]
-    if "avx512_bf16" in machine.cpu().features and best not in loading.library.isas():
-        fix = f"their compiler does not know {best}: install a newer one and delete {loading.library.path}"
+    features = machine.cpu().features
+    best = next((v for f, v in (("amx_bf16", "amx"), ("avx512_bf16", "avx512bf16")) if f in features), None)
+    if best is not None and best not in loading.library.isas():
+        fix = f"their compiler or this kernel does not know {best}: take newer ones, delete {loading.library.path}"
         return Finding("kernels", "slow", value, fix)
     return Finding("kernels", "ok", f"{value}, threads of {loading.openmp}")
 

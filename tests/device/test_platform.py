@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -90,3 +91,16 @@ def test_what_triton_builds_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not cuda.lacks_compiler()
     (tmp_path / "Python.h").unlink()
     assert cuda.lacks_compiler(), "without the headers"
+
+
+@pytest.mark.parametrize(
+    ("level", "flags", "limited"), [(28, "amx_tile", True), (29, "amx_tile", False), (28, "sse", False)]
+)
+def test_onednn_is_kept_from_tiles_that_are_not_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: int, flags: str, limited: bool
+) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")  # what is set here goes with the test
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    processor = f"processor\t: 0\ncpuid level\t: {level}\nflags\t\t: fpu {flags}\n\n"
+    machine(tmp_path, {"proc/cpuinfo": processor + processor.replace(str(level), "99")})
+    assert ("ONEDNN_MAX_CPU_ISA" in os.environ) == limited

@@ -15,7 +15,7 @@ from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks
 from bough.device.quant.dense import DenseScheme
-from bough.device.quant.packed import PackedMethod, PackedTable
+from bough.device.quant.packed import PackedTable
 from bough.device.quant.scheme import Quantize, resolve_scheme
 
 Tensor = torch.Tensor

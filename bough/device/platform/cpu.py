@@ -29,8 +29,8 @@ def usable_processors(root: Path = Path("/")) -> int:
 def spare_onednn(root: Path = Path("/")) -> None:
     """Keep torch's oneDNN from tiles (AMX) whose sizes the processor does not tell, before it multiplies anything.
 
-    It takes the sizes from leaf 0x1d of CPUID; where a hypervisor offers AMX and ends before that leaf, its first product
-    of bfloat16 ends the process with SIGILL. A limit that the user has set stands.
+    It takes the sizes from leaf 0x1d of CPUID; where a hypervisor offers AMX and ends before that leaf, its first
+    product of bfloat16 ends the process with SIGILL. A limit that the user has set stands.
     """
     info = _processor(root)
     level = info.get("cpuid level", "")
