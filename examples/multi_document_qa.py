@@ -23,7 +23,7 @@ def answer(s, question):
 
 
 def main():
-    state = answer.run("In which city does Bob Lund live?", temperature=0)
+    state = answer.run("How many dogs does Bob Lund have?", temperature=0)
     print(state["answer"].strip())
     return state
 
