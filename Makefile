@@ -31,7 +31,7 @@ serve: $(RUNTIME)
 	@exec $(VENV)/bin/bough serve $(MODEL) $(ARGS)
 
 # A core for each process: two that both compute on every core wait for each other at every barrier.
-PYTEST = OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
+PYTEST = OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test: $(DEV)
 	@$(PYTEST) -m "not slow"

@@ -26,6 +26,7 @@ import torch
 from bough.bench.machine import facts
 from bough.device.ops.packed import GROUP, PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
 from bough.device.ops.registry import Ops, resolve_ops
+from bough.device.platform.cpu import spare_onednn
 
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor], Tensor]
@@ -181,6 +182,7 @@ def main() -> None:
         shown = table(json.loads(arguments.output.read_text())["results"])
         arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
         return
+    spare_onednn()
     torch.set_num_threads(arguments.threads)
     with torch.inference_mode():
         found = limits()

@@ -15,6 +15,17 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+# Files whose tests take longest, in seconds of all: they come first, so that no process is left with one of them when
+# the others are done.
+LONG = ("sim/test_planted.py", "device/triton/test_ahead.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    first = [root / name for name in LONG]
+    items.sort(key=lambda item: item.path not in first)
+
+
 def pytest_configure() -> None:
     from bough.device.platform.cpu import spare_onednn
 

@@ -14,11 +14,13 @@ from benchmarks.peers.engines import DEFAULT_PEERS, PEERS, Engine, Settings, bou
 from benchmarks.peers.home import RESULTS, ROOT, Home, Unavailable, default_home
 from benchmarks.peers.rows import DEFAULT_ROWS, ROWS, Row, select
 from bough.bench.machine import cpu
+from bough.device.platform.cpu import spare_onednn
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     arguments = build_parser().parse_args(argv)
+    spare_onednn()  # those that every process of a run inherits: peers multiply by oneDNN, too
     try:
         code: int = arguments.function(arguments, Home(arguments.home.resolve()))
     except Unavailable as reason:

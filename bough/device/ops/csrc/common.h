@@ -318,5 +318,5 @@ void parallel_team(int threads, TeamBody body, void* context);
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
-       SCRATCH_AMX = 6, SCRATCH_COUNT = 7 };
+       SCRATCH_COUNT = 6 };
 void* scratch(int which, int64_t bytes);
