@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     profile.add_argument("rows", metavar="LIST", help="names or patterns; the texts are kept for `table`")
     profile.add_argument("--format", help="of the weights; the row's own by default")
     profile.add_argument("--times", type=int, default=3, metavar="INT", help="runs of the row under the profiler")
+    profile.add_argument("--results", type=Path, default=RESULTS, help="the texts go beside these results")
     _configure_bough(profile)
     profile.set_defaults(function=_profile)
     return parser
@@ -152,8 +153,9 @@ def _profile(arguments: argparse.Namespace, home: Home) -> int:
     for row in select(arguments.rows):
         text = profile(row, engine, arguments.format, arguments.times, settings)
         print(text, flush=True)
-        profile_path(row.name).parent.mkdir(parents=True, exist_ok=True)
-        profile_path(row.name).write_text(text + "\n")
+        path = profile_path(row.name, arguments.results)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
     return 0
 
 

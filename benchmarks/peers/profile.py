@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.peers.engines import Contender, Engine, Settings
-from benchmarks.peers.home import RESULTS, Unavailable
+from benchmarks.peers.home import Unavailable
 from benchmarks.peers.process import descendants, usage
 from benchmarks.peers.rows import Row
 from benchmarks.peers.running import Running, start
@@ -23,9 +23,9 @@ LINES = 20
 WIDTH = 118
 
 
-def profile_path(name: str) -> Path:
-    """Where the profile of a row is kept."""
-    return RESULTS / "profiles" / f"{name.replace('/', '-')}.txt"
+def profile_path(name: str, results: Path) -> Path:
+    """Where the profile of a row is kept, beside results of the same machine."""
+    return results / "profiles" / f"{name.replace('/', '-')}.txt"
 
 
 def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Settings) -> str:

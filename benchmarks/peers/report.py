@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.peers.engines import DEFAULT_PEERS, PEERS
 from benchmarks.peers.floors import Limits
-from benchmarks.peers.home import Home
+from benchmarks.peers.home import ROOT, Home
 from benchmarks.peers.limits import middle
 from benchmarks.peers.profile import profile_path
 from benchmarks.peers.rows import GOALS, OWN_GOALS, RECORDED_IK, ROWS, Goal
@@ -269,7 +269,7 @@ def publish(results: Sequence[Path], output: Path) -> None:
 
     reports = [json.loads(result.read_text()) for result in results]
     output.parent.mkdir(parents=True, exist_ok=True)
-    names = " and ".join(f"`benchmarks/results/{result.name}`" for result in results)
+    names = " and ".join(f"`{_shown(result)}`" for result in results)
     parts = [
         "# Performance on a CPU, side by side",
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
@@ -284,7 +284,7 @@ def publish(results: Sequence[Path], output: Path) -> None:
     for model in ("135m", "1b"):
         shown = {n: measured[n] for n in ROWS if n in measured and n.startswith(f"{model}/")}
         if shown:
-            path = output.parent / "images" / f"performance-{model}.svg"
+            path = output.parent / "images" / f"{output.stem}-{model}.svg"
             path.parent.mkdir(exist_ok=True)
             against_floors(shown, f"wall time over floor, {model}", path)
             parts.append(f"![{model}: wall time over floor](images/{path.name})")
@@ -300,13 +300,17 @@ def publish(results: Sequence[Path], output: Path) -> None:
     missed = {name for name, row in measured.items() if False in (standing(name, row).met or ())}
     missed |= {name for name, row in measured.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
     missed |= {gain.row for gain in _gained(reports) if gain.met is False}
-    parts += _profiles(missed)
+    parts += _profiles(missed, results[0].parent)
     output.write_text("\n\n".join(parts))
 
 
-def _profiles(missed: Collection[str]) -> Iterator[str]:
+def _shown(path: Path) -> Path:
+    return path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path
+
+
+def _profiles(missed: Collection[str], results: Path) -> Iterator[str]:
     """Where bough's time goes in rows that miss a goal, as far as :mod:`benchmarks.peers.profile` has looked."""
-    found = {name: path for name in ROWS if name in missed and (path := profile_path(name)).exists()}
+    found = {name: path for name in ROWS if name in missed and (path := profile_path(name, results)).exists()}
     if found:
         yield "## Where the time goes in rows that miss a goal"
         yield "Shares of all CPU time of the server, by `python -m benchmarks.peers profile`."

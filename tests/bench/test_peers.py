@@ -196,15 +196,12 @@ def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> Non
         both("135m/rag", 1.5, 1.0, "today"),
     ],
 )
-def test_whoever_misses_a_goal_shows_a_profile(
-    missed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_misses_a_goal_shows_a_profile(missed: dict[str, Any], tmp_path: Path) -> None:
     import json
 
-    monkeypatch.setattr("benchmarks.peers.profile.RESULTS", tmp_path)
     for kind in ("bf16", "int8"):
-        profile_path(f"135m/rag/{kind}").parent.mkdir(exist_ok=True)
-        profile_path(f"135m/rag/{kind}").write_text(f"{kind}: 40% attention\n")
+        profile_path(f"135m/rag/{kind}", tmp_path).parent.mkdir(exist_ok=True)
+        profile_path(f"135m/rag/{kind}", tmp_path).write_text(f"{kind}: 40% attention\n")
     kind = list(missed["rows"])[-1].rpartition("/")[2]
     (tmp_path / "peers-1.json").write_text(json.dumps(missed))
     report.publish([tmp_path / "peers-1.json"], tmp_path / "docs" / "performance.md")
@@ -212,16 +209,15 @@ def test_whoever_misses_a_goal_shows_a_profile(
     assert [k for k in ("bf16", "int8") if f"{k}: 40% attention" in text] == [kind]
 
 
-def test_document_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_document_and_pictures(tmp_path: Path) -> None:
     import json
 
     name = "135m/rag/bf16"
     beside, alone = tmp_path / "peers-1.json", tmp_path / "peers-2.json"
     beside.write_text(json.dumps(result(name, bough_bf16=cell(1.7), vllm_bf16=cell(4.0))))
     alone.write_text(json.dumps(result(name, bough_bf16=cell(1.6))))
-    monkeypatch.setattr("benchmarks.peers.profile.RESULTS", tmp_path)
-    profile_path(name).parent.mkdir()
-    profile_path(name).write_text("40% attention\n")
+    profile_path(name, tmp_path).parent.mkdir()
+    profile_path(name, tmp_path).write_text("40% attention\n")
     report.publish([beside, alone], tmp_path / "docs" / "performance.md")
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "images/performance-135m.svg" in text and "yes / no" in text and "yes / -" in text

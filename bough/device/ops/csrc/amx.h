@@ -10,6 +10,10 @@
 
 #include "vec.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__)
 #define BOUGH_AMX 1
 
@@ -44,6 +48,17 @@ struct Tiles {
     INLINE void shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
 };
 
+// The address sanitizer does not see what assembly reads and writes: it is shown the rows of a tile.
+template <int TILE>
+INLINE void show([[maybe_unused]] const void* at, [[maybe_unused]] int64_t stride) {
+#if defined(__SANITIZE_ADDRESS__)
+    TileShapes now;
+    asm volatile("sttilecfg %0" : "=m"(now));
+    for (int r = 0; r < now.rows[TILE]; ++r)
+        if (void* bad = __asan_region_is_poisoned((char*)at + r * stride, now.bytes[TILE])) *(volatile const char*)bad;
+#endif
+}
+
 template <int TO>
 INLINE void tile_zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(TO));
@@ -52,11 +67,13 @@ INLINE void tile_zero() {
 // Rows of the tile lie `stride` bytes apart.
 template <int TO>
 INLINE void tile_load(const void* from, int64_t stride) {
+    show<TO>(from, stride);
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
 }
 
 template <int FROM>
 INLINE void tile_store(void* to, int64_t stride) {
+    show<FROM>(to, stride);
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(FROM) : "memory");
 }
 
