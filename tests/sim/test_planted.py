@@ -14,9 +14,13 @@ from .planted import ADAPTERS, BUGS, BY_NAME, Bug, planted
 from .replay import Failure, failure
 from .script import Script, storm, write
 
-FAST_SEEDS, SLOW_SEEDS = 300, 1500
-SUBTLE = ("truncate_frees_used_page", "undo_forgotten")
-"""Bugs that need several conditions at once; they are looked for among the slow tests."""
+FAST_SEEDS, SLOW_SEEDS = 150, 1500
+SUBTLE = (
+    "truncate_frees_used_page", "undo_forgotten", "eviction_ignores_use", "budget_off_by_one",
+    "ahead_goes_on_beside_a_cut", "ahead_found_where_it_was_not", "preempted_goes_last", "hold_is_never_released",
+    "ahead_is_tried_again",
+)  # fmt: skip
+"""Bugs that need several conditions at once, and more than 60 schedules; they are looked for among the slow tests."""
 
 script_of = cache(write)
 
