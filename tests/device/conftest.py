@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bough.device.ops.build import VARIANTS
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import load
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
+from tests.variants import ISAS
 
 
-@pytest.fixture(params=["reference", *VARIANTS])
+@pytest.fixture(params=["reference", *ISAS])
 def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
     if request.param == "reference":
         yield ReferenceOps("under test")

@@ -90,7 +90,9 @@ def test_one_missing_key_of_a_long_row_exceeds_the_tolerance(ops: Ops, position:
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("window", [1, 5, 100, 128, 129, 300, 1000])
+@pytest.mark.parametrize(
+    "window", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (5, 100, 300, 1000)), 128, 129]
+)
 @pytest.mark.parametrize("chunked", [False, True])
 def test_windows_equal_float64(
     ops: Ops, chunked: bool, window: int, dtype: torch.dtype, kv_dtype: torch.dtype | None

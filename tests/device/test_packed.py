@@ -60,9 +60,10 @@ def randn(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 1) -
     return torch.randn(n, dim, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor) -> None:
-    """Within the roundings of float32 sums, and one to the dtype of ``out``."""
-    rounded, values = quantise_inputs(weight.kind, x).double(), unpack(weight).double()
+def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor, values: Tensor | None = None) -> None:
+    """Within the roundings of float32 sums, and one to the dtype of ``out``; ``values`` of the weight where known."""
+    rounded = quantise_inputs(weight.kind, x).double()
+    values = unpack(weight).double() if values is None else values
     exact = rounded @ values.T
     # The kernels take the zero, or add the minimum, of many values at once: a sum may be the small difference of two.
     size = rounded.abs() @ values.abs().T + rounded.abs().sum(1, keepdim=True) * values.abs().amax() * 16
@@ -80,12 +81,12 @@ def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.
     for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288)]:
         weight = random_weight(kind, n_out, inputs_for(kind, n_in))
         bias = randn(1, n_out)[0]
-        apply = ops.packed_linear(weight, bias.clone())
+        apply, values = ops.packed_linear(weight, bias.clone()), unpack(weight).double()
         for n in ROWS:
             x = randn(n, weight.n_in, dtype)
             out = apply(x)
             assert out.dtype == dtype
-            check(weight, bias, x, out)
+            check(weight, bias, x, out, values)
     assert apply(randn(0, weight.n_in, dtype)).shape == (0, n_out)
 
 

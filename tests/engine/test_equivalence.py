@@ -162,7 +162,11 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", TABLE)
+LONG = ("chunks of 1", "pages of 16, singles", "evicted, singles")
+"""Entries of many steps, whose settings other entries have, too."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in TABLE])
 def test_nothing_changes_the_answer(name: str, tiny_model: Path, numbers: Numbers, expected: dict[str, Answer]) -> None:
     kv, schedule, together = TABLE[name]
     core = engine(tiny_model, kv, schedule, numbers)

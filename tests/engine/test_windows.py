@@ -48,7 +48,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(
     ("name", "numbers"),
     [
-        ("gemma3_text", "float32"),
+        pytest.param("gemma3_text", "float32", marks=pytest.mark.slow),
         ("gemma3_text", "bfloat16"),
         pytest.param("mistral-window", "float32", marks=pytest.mark.slow),
         pytest.param("olmo3", "float32", marks=pytest.mark.slow),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from bough.base.params import SamplingParams
@@ -143,6 +144,11 @@ CASES = {
         "routed_scaling_factor": 1.0,
     }, 3.5e-2),
 }  # fmt: skip
+
+EACH: list[Any] = [
+    name if name == case.model_type else pytest.param(name, marks=pytest.mark.slow) for name, case in CASES.items()
+]
+"""The cases as parameters of a test: one of each architecture by default, variants of it where there is time."""
 
 
 def make_checkpoint(case: Case, folder: Path) -> Any:

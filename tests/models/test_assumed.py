@@ -17,7 +17,7 @@ from bough.models.registry import MODELS
 from bough.weights.loader import open_checkpoint
 from bough.worker.build import WorkerSizes, build_worker
 from tests.driving import Driver, device_parts
-from tests.models.parity import CASES, COMMON, WHOLE, ids_of
+from tests.models.parity import CASES, COMMON, EACH, WHOLE, ids_of
 
 TEXT_PART = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
@@ -79,7 +79,7 @@ def outcome(tmp_path: Path) -> Callable[[dict[str, Any]], Any]:
     return of
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_every_setting_may_be_left_out(name: str, outcome: Callable[[dict[str, Any]], Any]) -> None:
     from transformers import PretrainedConfig
 

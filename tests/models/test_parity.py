@@ -18,7 +18,7 @@ from bough.device.ops.library import load
 from bough.models.config import ConfigReader
 from bough.models.registry import MODELS
 from tests.driving import GREEDY, Driver, Sequence_, make_driver
-from tests.models.parity import CASES, COMMON, WHOLE, check, distance, ids_of, make_checkpoint
+from tests.models.parity import CASES, COMMON, EACH, WHOLE, check, distance, ids_of, make_checkpoint
 
 Made = Callable[[str], tuple[Path, Any]]
 
@@ -76,7 +76,7 @@ def test_logits_equal_transformers(name: str, kernels: str, page_size: int, made
     assert len(whole.prompt_logprobs) == 59 and len(back.generated) == 6
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> None:
     path, model = made(name)
     driver = make_driver(path, kernels="auto")
@@ -87,7 +87,7 @@ def test_greedy_tokens_equal_those_of_transformers(name: str, made: Made) -> Non
         check(seq, model, tolerance=1e-6)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_config_may_leave_out_what_transformers_assumes(name: str, made: Made, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
@@ -163,7 +163,7 @@ class SameExperts:
         return route(logits, routing, chosen * 100.0 + (0.0 if correction is None else correction))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test_bfloat16_stays_near_float32(name: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     path, model = made(name)
     experts = SameExperts()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
-from bough.device.ops.build import VARIANTS
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.groups import SharedGroups
@@ -28,6 +27,7 @@ from bough.models.gemma2 import Gemma2
 from bough.models.glm4 import Glm4
 from bough.models.llama import Llama
 from bough.models.qwen3 import Qwen3
+from tests.variants import ISAS
 
 Tensor = torch.Tensor
 CELLS = 1800
@@ -129,22 +129,24 @@ def group_of(n: int, shared: int) -> SharedGroups:
     return SharedGroups(torch.tensor([0, n]).int(), torch.arange(n).int(), torch.tensor([shared]).int())
 
 
-def forward(
-    ops: Ops,
-    config: dict[str, Any],
-    scheme: Callable[[Ops], Scheme],
-    lengths: list[int],
-    new: list[int],
-    shared: int,
-    architecture: type[Decoder] = Llama,
-) -> tuple[Tensor, list[Tensor]]:
-    """Hidden states and caches after one step over random earlier KV; sequences share their first cells."""
+Step = tuple[list[int], list[int], int]
+"""Lengths of sequences, how many of their tokens are new, and how many of their first tokens they share."""
+
+
+def model_of(
+    ops: Ops, config: dict[str, Any], scheme: Callable[[Ops], Scheme], architecture: type[Decoder] = Llama
+) -> Callable[[Step], tuple[Tensor, list[Tensor]]]:
+    """A step of a model -> hidden states and caches after it, over random earlier KV."""
     attention = PagedAttention(ops)
     source = Random(shapes_of(config, architecture))
     context = LayerContext(source, ops, scheme(ops), attention, torch.bfloat16, torch.device("cpu"))
     with torch.inference_mode():
         model = architecture(config, context, 300, 600)
-        assert (model._stack is None) == isinstance(ops, Layered)
+    assert (model._stack is None) == isinstance(ops, Layered)
+
+    @torch.inference_mode()
+    def forward(step: Step) -> tuple[Tensor, list[Tensor]]:
+        lengths, new, shared = step
         g = torch.Generator().manual_seed(4)
         shape = (config["num_hidden_layers"], 2, CELLS, config["num_key_value_heads"], config["head_dim"])
         cells = torch.randn(shape, generator=g).bfloat16()
@@ -173,8 +175,10 @@ def forward(
         parts_of = [[c.data, c.scale] if isinstance(c, QuantizedCells) else [c] for c in (*k, *v)]
         return hidden, [tensor for tensors in parts_of for tensor in tensors]
 
+    return forward
 
-@pytest.fixture(params=list(VARIANTS))
+
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     library = load().library
     if library is None or request.param not in library.isas():
@@ -190,7 +194,7 @@ MODELS = [
     config_of((4, 2, 16), 64, 96, True),
     config_of((4, 1, 32), 72, 100, True),
 ]
-STEPS = [
+STEPS: list[Step] = [
     ([1], [1], 0), ([300], [1], 5), ([7, 130, 1, 64], [1, 1, 1, 1], 5), ([20, 9], [3, 1], 2),
     ([30, 20, 9], [5, 3, 1], 2), ([100], [64], 5), ([530, 540], [1, 2], 520), ([190, 53, 10], [130, 50, 1], 3),
 ]  # fmt: skip
@@ -203,10 +207,11 @@ def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: C
     assert library is not None
     before = torch.get_num_threads()
     try:
+        forward = model_of(CpuOps(library, "under test"), config, scheme)
+        forward_twin = model_of(Layered(library, "the twin"), config, scheme)
         for i, step in enumerate(STEPS):
             torch.set_num_threads(i % 3 + 1)
-            hidden, caches = forward(CpuOps(library, "under test"), config, scheme, *step)
-            twin, twin_caches = forward(Layered(library, "the twin"), config, scheme, *step)
+            (hidden, caches), (twin, twin_caches) = forward(step), forward_twin(step)
             assert torch.equal(hidden, twin) and hidden.isfinite().all()
             assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
     finally:
@@ -226,8 +231,7 @@ def models(draw: st.DrawFn) -> tuple[type[Decoder], dict[str, Any]]:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
-    """Sequences' lengths, how many of their tokens are new, and how many of the first they share."""
+def steps(draw: st.DrawFn) -> Step:
     shared = draw(st.sampled_from([0, 5, 260, 300]))
     new = draw(st.lists(st.sampled_from([1, 1, 1, 2, 3, 17, 40]), min_size=1, max_size=3))
     return [shared + n + draw(st.sampled_from([0, 1, 15, 130])) for n in new], new, shared
@@ -239,7 +243,7 @@ def steps(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 def test_any_model_in_one_call_equals_op_after_op(
     isa: str,
     model: tuple[type[Decoder], dict[str, Any]],
-    step: tuple[list[int], list[int], int],
+    step: Step,
     scheme: Callable[[Ops], Scheme],
     threads: int,
 ) -> None:
@@ -248,8 +252,8 @@ def test_any_model_in_one_call_equals_op_after_op(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        hidden, caches = forward(CpuOps(library, "under test"), config, scheme, *step, architecture)
-        twin, twin_caches = forward(Layered(library, "the twin"), config, scheme, *step, architecture)
+        hidden, caches = model_of(CpuOps(library, "under test"), config, scheme, architecture)(step)
+        twin, twin_caches = model_of(Layered(library, "the twin"), config, scheme, architecture)(step)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(hidden, twin) and hidden.isfinite().all()
