@@ -41,7 +41,7 @@ from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 from bough.text.tokenizer import Tokenizer
 from bough.weights.fetch import resolve as fetch
-from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint
+from bough.weights.loader import Checkpoint, TokenizerSource, open_checkpoint, stored_bytes
 from bough.worker.build import BuiltWorker, WorkerSizes, build_worker
 from bough.worker.graphs import CudaCapture
 
@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 GRAMMAR_THREADS = 2
 
 DEFAULT_CONTEXT = 4096
+
+SECOND_FORMS = 4
+"""Of the memory that weights leave, the part that second forms of them may take."""
 """Context length of a model whose config does not tell."""
 
 
@@ -176,7 +179,8 @@ def build(config: Config) -> EngineCore:
 def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
     if config.kv.kv_dtype == "fp8" and "fp8" not in platform.features():
         raise ConfigError("an fp8 KV pool needs a GPU of compute capability 8.9 or newer", param="kv_dtype")
-    ops = resolve_ops(config.device.kernels, platform.device)
+    spare = max(0, platform.free_memory() - stored_bytes(checkpoint)) // SECOND_FORMS
+    ops = resolve_ops(config.device.kernels, platform.device, spare)
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
     made = DummyContext if config.model.load_format == "dummy" else LayerContext

@@ -311,6 +311,13 @@ def open_checkpoint(path: Path, weights: bool = True) -> Checkpoint:
     raise ConfigError(f"{path} is neither a model folder nor a .gguf file")
 
 
+def stored_bytes(checkpoint: Checkpoint) -> int:
+    """Bytes of the files that hold its parameters."""
+    path = checkpoint.path
+    files = [path] if path.is_file() else [*path.glob("*.safetensors"), *path.glob("*.gguf")]
+    return sum(file.stat().st_size for file in files)
+
+
 def each_tensor(
     checkpoint: Checkpoint, dtype: torch.dtype | None = None, show: bool | None = None
 ) -> Iterator[tuple[str, torch.Tensor]]:

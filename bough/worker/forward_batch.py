@@ -83,8 +83,9 @@ class ForwardBatch:
     places: Tensor | None = None
 
     @classmethod
-    def from_plan(cls, plan: StepPlan, rows: DeviceRows) -> ForwardBatch:
-        """Build the tensors and enter the new locs into the page table.
+    def from_plan(cls, plan: StepPlan, rows: DeviceRows, whole: bool = True) -> ForwardBatch:
+        """Build the tensors and enter the new locs into the page table. ``whole``: hidden states of tokens that nobody
+        samples from are wanted, too.
 
         Tokens that the plan leaves to the device (``LAST``) come from ``rows.last_token``, so plans must be
         turned into batches in their order, each after the sampling of the one before it was launched.
@@ -95,7 +96,11 @@ class ForwardBatch:
             return cls.of_decodes(plan, rows, groups)
         step = HostStep.from_plan(plan)
         if on_host:
-            return cls.on_host(step, rows, groups)
+            batch = cls.on_host(step, rows, groups)
+            # A few tokens of many are worth a region of their own, where the last layer is computed for them alone.
+            if not whole and 2 * len(batch.sampled) <= len(plan.tokens):
+                batch.attention.ends = batch.sample_at
+            return batch
         return cls.of(step, to_device(step.array, rows.device), rows, groups)
 
     @classmethod

@@ -36,15 +36,18 @@ class ModelRunner:
         self._graphs: DecodeGraphs | None = None
         self._adapters = adapters
 
-    def forward(self, plan: StepPlan, rows: DeviceRows, timer: Timer) -> tuple[ForwardBatch, Tensor, Decoded | None]:
-        """The plan's tensors, and last hidden states [T, D]; the KV of its tokens is in the pool afterwards.
+    def forward(
+        self, plan: StepPlan, rows: DeviceRows, timer: Timer, whole: bool = True
+    ) -> tuple[ForwardBatch, Tensor, Decoded | None]:
+        """The plan's tensors, and last hidden states [T, D], unless ``whole`` only of tokens that are sampled from; the
+        KV of all is in the pool afterwards.
 
         Logits and the likeliest ids as well, where they came at once. ``timer`` is started where the host's
         preparations end, and the device's work begins.
         """
         if self._graphs is not None and (replayed := self._graphs.forward(plan, timer)) is not None:
             return *replayed, None
-        batch = ForwardBatch.from_plan(plan, rows)
+        batch = ForwardBatch.from_plan(plan, rows, whole)
         self._attention.plan(batch.attention)
         timer.start()
         if self._adapters is None and len(batch.sampled) == len(plan.tokens):

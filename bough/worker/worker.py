@@ -40,7 +40,7 @@ class ForwardHandle:
     Attributes:
         plan: the plan.
         batch: its device tensors.
-        hidden: [T, D] last hidden states.
+        hidden: [T, D] last hidden states; only those that are sampled from, where nobody wants others.
         decoded: logits and likeliest ids as well, where all T tokens are sampled from and it was done in one go.
         timer: of the forward.
     """
@@ -112,7 +112,8 @@ class Worker:
             for init in plan.admitted:
                 self._add(init)
             self._take_forced(plan)
-            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer)
+            whole = bool(plan.forced or self._prompt_logprobs.rows or self._pooler.rows)
+            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer, whole)
         timer.stop()
         return ForwardHandle(plan, batch, hidden, decoded, timer)
 

@@ -16,7 +16,7 @@ from bough.device.layers.context import LayerContext
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.groups import SharedGroups
-from bough.device.ops.library import load
+from bough.device.ops.library import Library, load
 from bough.device.ops.packed import PackedWeight, pack_bf16, pack_int8
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Parameter, Scheme
@@ -38,7 +38,10 @@ BIASED = {Qwen3: (*QKV, "self_attn.o_proj"), Glm4: QKV, Gemma2: (*QKV, "self_att
 
 
 class Layered(CpuOps):
-    """The slow twin: no op for all layers."""
+    """The slow twin: no op for all layers, no second forms of weights."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library, "the twin", spare=0)
 
     def layer_stack(self, *arguments: object) -> None:
         return None
@@ -132,11 +135,14 @@ def group_of(n: int, shared: int) -> SharedGroups:
 Step = tuple[list[int], list[int], int]
 """Lengths of sequences, how many of their tokens are new, and how many of their first tokens they share."""
 
+Forward = Callable[..., tuple[Tensor, list[Tensor]]]
+"""A step, and the tokens whose hidden states are wanted, if not all -> hidden states and caches after it."""
+
 
 def model_of(
     ops: Ops, config: dict[str, Any], scheme: Callable[[Ops], Scheme], architecture: type[Decoder] = Llama
-) -> Callable[[Step], tuple[Tensor, list[Tensor]]]:
-    """A step of a model -> hidden states and caches after it, over random earlier KV."""
+) -> Forward:
+    """Steps of a model over random earlier KV."""
     attention = PagedAttention(ops)
     source = Random(shapes_of(config, architecture))
     context = LayerContext(source, ops, scheme(ops), attention, torch.bfloat16, torch.device("cpu"))
@@ -145,7 +151,7 @@ def model_of(
     assert (model._stack is None) == isinstance(ops, Layered)
 
     @torch.inference_mode()
-    def forward(step: Step) -> tuple[Tensor, list[Tensor]]:
+    def forward(step: Step, ends: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
         lengths, new, shared = step
         g = torch.Generator().manual_seed(4)
         shape = (config["num_hidden_layers"], 2, CELLS, config["num_key_value_heads"], config["head_dim"])
@@ -168,6 +174,7 @@ def model_of(
             positions=torch.tensor(positions).int(),
             out_loc=torch.tensor(out_loc).int(),
             groups=group_of(len(lengths), shared) if shared > 256 else None,
+            ends=None if ends is None else torch.tensor(ends).int(),
         )
         attention.plan(batch)
         tokens = torch.randint(0, 300, (sum(new),), generator=g).int()
@@ -208,7 +215,7 @@ def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: C
     before = torch.get_num_threads()
     try:
         forward = model_of(CpuOps(library, "under test"), config, scheme)
-        forward_twin = model_of(Layered(library, "the twin"), config, scheme)
+        forward_twin = model_of(Layered(library), config, scheme)
         for i, step in enumerate(STEPS):
             torch.set_num_threads(i % 3 + 1)
             (hidden, caches), (twin, twin_caches) = forward(step), forward_twin(step)
@@ -239,25 +246,41 @@ def steps(draw: st.DrawFn) -> Step:
 
 @pytest.mark.usefixtures("poisoned")
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(model=models(), step=steps(), scheme=st.sampled_from([bf16, parts]), threads=st.integers(1, 3))
+@given(model=models(), step=steps(), scheme=st.sampled_from([bf16, parts]), threads=st.integers(1, 3), data=st.data())
 def test_any_model_in_one_call_equals_op_after_op(
     isa: str,
     model: tuple[type[Decoder], dict[str, Any]],
     step: Step,
     scheme: Callable[[Ops], Scheme],
     threads: int,
+    data: st.DataObject,
 ) -> None:
     library, (architecture, config) = load().library, model
     assert library is not None
+    wanted = data.draw(st.none() | st.sets(st.integers(0, sum(step[1]) - 1)), "ends")
+    ends = None if wanted is None else sorted(wanted)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        hidden, caches = model_of(CpuOps(library, "under test"), config, scheme, architecture)(step)
-        twin, twin_caches = model_of(Layered(library, "the twin"), config, scheme, architecture)(step)
+        hidden, caches = model_of(CpuOps(library, "under test"), config, scheme, architecture)(step, ends)
+        twin, twin_caches = model_of(Layered(library), config, scheme, architecture)(step)
     finally:
         torch.set_num_threads(before)
+    if ends is not None:
+        hidden, twin = hidden[ends], twin[ends]
     assert torch.equal(hidden, twin) and hidden.isfinite().all()
     assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
+
+
+@pytest.mark.parametrize("ends", [[], [0], [128], [5, 129, 180], [129, 179, 180]], ids=str)
+def test_states_that_nobody_wants_are_not_computed(isa: str, ends: list[int]) -> None:
+    library = load().library
+    assert library is not None
+    forward, step = model_of(CpuOps(library, "under test"), MODELS[0], bf16), STEPS[-1]
+    hidden, caches = forward(step, ends)
+    whole, whole_caches = forward(step)
+    assert torch.equal(hidden[ends], whole[ends])
+    assert all(torch.equal(a, b) for a, b in zip(caches, whole_caches, strict=True))
 
 
 def test_the_op_is_left_out_where_it_does_not_fit() -> None:

@@ -36,6 +36,8 @@ class AttentionBatch:
         groups: sequences with equal leading locs, if there are any.
         host: the same on the host, for backends that plan there; None: they have to ask the device.
         window: where the KV of layers that see a window lies; None: where that of the others does.
+        ends: [S] the new tokens whose hidden states anybody wants, rising; those of the others may be left undefined.
+            None: all of them.
     """
 
     page_table: Tensor
@@ -47,6 +49,7 @@ class AttentionBatch:
     groups: SharedGroups | None = None
     host: HostBatch | None = None
     window: WindowLocs | None = None
+    ends: Tensor | None = None
 
     def locs(self, window: int) -> tuple[Tensor, Tensor]:
         """``page_table`` and ``out_loc`` of layers with this window, 0 for none."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from bough.device.ops.cells import Cells, QuantizedCells
+from bough.device.ops.compact import Compactor, CompactWeight
 from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts, fusable
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
@@ -48,11 +49,13 @@ class CpuOps(RoundsBehind):
 
     name = "cpu"
 
-    def __init__(self, library: Library, reason: str) -> None:
+    def __init__(self, library: Library, reason: str, spare: int | None = None) -> None:
+        """``spare``: bytes that weights may take a second time, in forms that few rows read faster; None: any."""
         self.reason = reason
         self.library = library
         self._reference = ReferenceOps(reason)
         self._adapters = adapter_arena()
+        self._compact = Compactor(library, spare)
         self._rms_norm = library.function("rms_norm")
         self._add_rms_norm = library.function("add_rms_norm")
         self._silu_mul = library.function("silu_mul")
@@ -244,7 +247,7 @@ class CpuOps(RoundsBehind):
         return packed
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
-        return PackedCall(self._packed_linear, weight, bias)
+        return PackedCall(self._packed_linear, weight, bias, self._compact(weight))
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         if not stackable(layers, final_norm, shape):
@@ -278,10 +281,13 @@ class PackedCall:
     rounded = None
     stored = None
 
-    def __init__(self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None) -> None:
+    def __init__(
+        self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None, compact: CompactWeight | None
+    ) -> None:
         self._function = function
         self._weight, self._bias = weight, None if bias is None else bias.float().contiguous()
-        self.packed: PackedLinear | None = describe(weight, self._bias)
+        self._compact = compact
+        self.packed: PackedLinear | None = describe(weight, self._bias, compact)
         self._address = ctypes.addressof(self.packed)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:

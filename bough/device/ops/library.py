@@ -70,7 +70,7 @@ class PackedLinear(ctypes.Structure):
     """``PackedLinear`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias")),
+        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias", "compact")),
         *((name, c_int64) for name in ("n_in", "n_out")),
         *((name, c_int) for name in ("kind", "group")),
     )
@@ -129,7 +129,8 @@ class StackCall(ctypes.Structure):
         ("rope", RopeCall),
         ("attention", AttentionCall),
         *((name, c_int64) for name in ("n_layers", "hidden_size", "intermediate_size")),
-        *((name, c_void_p) for name in ("window_table", "window_loc", "lora")),
+        *((name, c_void_p) for name in ("window_table", "window_loc", "lora", "ends")),
+        ("n_ends", c_int64),
         *((name, c_float) for name in ("eps", "residual_scale")),
         *((name, c_int) for name in ("threads", "norm_wide", "gelu")),
     )
@@ -172,6 +173,16 @@ class QuantiseCall(ctypes.Structure):
     )
 
 
+class CompactCall(ctypes.Structure):
+    """``CompactCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("words", "compact", "table", "strays", "too_many")),
+        *((name, c_int64) for name in ("n_out", "n_in")),
+        ("threads", c_int),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
     "set_region": (None, (c_void_p, c_void_p, c_void_p)),
@@ -196,6 +207,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "experts": (None, (c_int, c_void_p)),
     "lora": (None, (c_void_p,)),
     "quantise": (None, (c_int, c_void_p)),
+    "compact": (None, (c_void_p,)),
 }
 
 

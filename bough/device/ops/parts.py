@@ -7,13 +7,19 @@ from collections.abc import Sequence
 
 import torch
 
+from bough.device.ops.compact import CompactWeight
 from bough.device.ops.library import LinearParts, PackedLinear
 from bough.device.ops.packed import PANEL, PackedWeight
 
 
-def describe(weight: PackedWeight, bias: torch.Tensor | None = None) -> PackedLinear:
-    """The weight as the kernels know it; it does not keep the tensors alive."""
-    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, weight.scale, weight.sub, bias)]
+def describe(
+    weight: PackedWeight, bias: torch.Tensor | None = None, compact: CompactWeight | None = None
+) -> PackedLinear:
+    """The weight as the kernels know it, with its compact form; it does not keep the tensors alive."""
+    scale, sub, words = weight.scale, weight.sub, None
+    if compact is not None:
+        scale, sub, words = compact.table, compact.strays, compact.words
+    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, scale, sub, bias, words)]
     return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
 
 

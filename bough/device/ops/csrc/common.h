@@ -131,16 +131,30 @@ enum LinearKind {
 //           [n_panels][n_in / 256][16] d.
 //   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
 //           scales of the first and the second 16 inputs. Else null.
+//   compact BF16, or null: uint32 [n_panels][n_in / 8][3][16], the same values in fewer bytes (linear_compact.h). Then
+//           scale is uint16 [n_panels][32], the sign and exponent that codes stand for, and sub Stray
+//           [n_panels][strays_of(n_in)], by rising unit, with one of unit -1 behind a panel's last.
 struct PackedLinear {
     const uint32_t* weight;
     const void* scale;
     const void* sub;
     const float* bias;    // [n_out] or null
+    const uint32_t* compact;
     int64_t n_in;
     int64_t n_out;
     int kind;
     int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
 };
+
+// A value of a compact weight that no code stands for: value `half` of word `word` of a unit of four words.
+struct Stray {
+    int32_t unit;
+    uint8_t word, half;
+    uint16_t value;
+};
+
+// Room for the strays of a panel and the end of their list.
+inline int64_t strays_of(int64_t n_in) { return n_in / 16 + 2; }
 
 // What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
 constexpr int MOST_PARTS = 3;
@@ -205,7 +219,8 @@ struct StackLayer {
 // One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
 // result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have float weights if norm_wide;
 // what attention and feed-forward layer add is multiplied by residual_scale. Layers that see a window have their cells at
-// window_table and window_loc, unless these are null.
+// window_table and window_loc, unless these are null. `ends`, if not null: the n_ends tokens whose hidden states are
+// wanted, rising; those of the others are not written.
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
@@ -221,6 +236,8 @@ struct StackCall {
     const int32_t* window_table;
     const int32_t* window_loc;
     const LoraRuns* lora;    // null where no token has an adapter; then the layers' tables are not read
+    const int32_t* ends;     // null with adapters
+    int64_t n_ends;
     float eps;
     float residual_scale;
     int threads;
@@ -275,6 +292,19 @@ struct QuantiseCall {
     int threads;
 };
 
+// One BF16 weight to be made compact: its words, and what becomes of them, as in PackedLinear; n_in: a multiple of 8. More
+// strays than there is room for set *too_many, and the rest is left undefined.
+struct CompactCall {
+    const uint32_t* words;
+    uint32_t* compact;
+    uint16_t* table;
+    Stray* strays;
+    int* too_many;
+    int64_t n_out;
+    int64_t n_in;
+    int threads;
+};
+
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
 // [2] bfloat16 with float weights.
 constexpr int NORM_DTYPES = 3;
@@ -303,6 +333,7 @@ struct KernelTable {
     void (*experts[2])(const ExpertsCall& call);
     void (*lora)(const LoraCall& call);    // bfloat16
     void (*quantise[2])(const QuantiseCall& call);
+    void (*compact)(const CompactCall& call);
 };
 
 typedef void (*Body)(void* context, int64_t item);
@@ -318,5 +349,5 @@ void parallel_team(int threads, TeamBody body, void* context);
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
-       SCRATCH_COUNT = 6 };
+       SCRATCH_ENDS = 6, SCRATCH_COUNT = 7 };
 void* scratch(int which, int64_t bytes);

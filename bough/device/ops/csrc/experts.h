@@ -121,7 +121,8 @@ struct Experts {
             if (first < own) {
                 const int64_t end = (last < own ? last : own) * PANEL;
                 PreparedRows rows = {(const uint32_t*)prepared[from] + place * strides[from], strides[from]};
-                linear_slice(part, rows, n, first * PANEL, end < part.n_out ? end : part.n_out, {}, out, stride);
+                linear_slice(part, rows, n, first * PANEL, end < part.n_out ? end : part.n_out, {}, out, stride,
+                             reads_compact(part, n));
             }
             first = first > own ? first - own : 0;
             last -= own;

@@ -66,4 +66,5 @@ extern const KernelTable BOUGH_TABLE = {
     {experts<float>, experts<bf16>},
     lora,
     {quantise<float>, quantise<bf16>},
+    compact,
 };

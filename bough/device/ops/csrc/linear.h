@@ -6,13 +6,14 @@
 //     prepare_rows(l, x, x_stride, n, buffer);                         // by one thread, or row by row by several
 //     PreparedRows rows = {buffer, prepared_stride(l)};                // buffer: prepared_bytes(l, n), 64-byte aligned
 //     ... barrier ...
-//     linear_slice(l, rows, n, n_begin, n_end, then, out, out_stride);       // by each thread, its outputs
+//     linear_slice(l, rows, n, n_begin, n_end, then, out, out_stride, reads_compact(l, n));   // by each thread, its outputs
 //
-// n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out.
+// n_begin is a multiple of PANEL; n_end, too, or n_out. Preparing a few rows costs less than sharing it out. Calls for
+// some of the rows that a weight is multiplied with ask reads_compact() for all of them.
 #pragma once
 
 #include "linear_amx.h"
-#include "linear_tile.h"
+#include "linear_compact.h"
 
 namespace {
 
@@ -39,7 +40,7 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
                     int64_t out_stride) {
     const int64_t first = panel * PANEL, turns = ceil_div(n, BLOCK);
     const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    NextPanels next = {then.weight, panel_words(l), then.others, 0};
+    NextPanels next = {then.weight, Tile::stride(l), then.others, 0};
     for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
         int rows = (int)(n * (turn + 1) / turns - row);
         float tile[BLOCK * P * PANEL];
@@ -59,7 +60,7 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
 template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
               const Then& then, T* out, int64_t out_stride) {
-    auto after = [&](int64_t p) { return Then{p < end ? l.weight + p * panel_words(l) : then.weight, then.others}; };
+    auto after = [&](int64_t p) { return Then{p < end ? Tile::begin(l, p) : then.weight, then.others}; };
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
         rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
                                                         out_stride);
@@ -72,7 +73,7 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
 
 template <typename T>
 void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
-                 T* out, int64_t out_stride) {
+                 T* out, int64_t out_stride, bool compact) {
 #if defined(BOUGH_AMX)
     for (int64_t row = 0; row < n; row += AMX_MOST_ROWS) {
         const int64_t rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
@@ -95,18 +96,21 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
         pass(Count<1>());
     }
 #else
+#if defined(__AVX512BF16__)
+    if (compact) return slice_of<CompactTile>(l, x, n, panel, end, then, out, out_stride);
+#endif
     slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
 #endif
 }
 
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
-// reads next.
+// reads next. `compact`: the form of the weight that is read.
 template <typename T>
 void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t n_begin, int64_t n_end,
-                  const Then& then, T* out, int64_t out_stride) {
+                  const Then& then, T* out, int64_t out_stride, bool compact) {
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
-        case LINEAR_BF16: return pairs_slice(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_BF16: return pairs_slice(l, x, n, panel, end, then, out, out_stride, compact);
         case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
@@ -153,7 +157,7 @@ struct PackedCall {
         int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
         linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, {},
-                     c.out + first * c.out_stride, c.out_stride);
+                     c.out + first * c.out_stride, c.out_stride, reads_compact(c.l, c.rows));
     }
 
     void run(int threads) {

@@ -166,8 +166,14 @@ INLINE int64_t panel_words(const PackedLinear& l) {
     return input_words(l) / (four ? 2 : 1) * PANEL;
 }
 
+// Where the panels of a weight begin, and how many words each has.
+struct WholePanels {
+    static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) { return l.weight + panel * stride(l); }
+    static INLINE int64_t stride(const PackedLinear& l) { return panel_words(l); }
+};
+
 // out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
-struct Bf16Tile {
+struct Bf16Tile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS;
 
     template <int R, int P>
@@ -267,7 +273,7 @@ struct Q6KFormat {
 };
 
 template <typename Format>
-struct GroupTile {
+struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 

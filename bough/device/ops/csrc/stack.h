@@ -8,6 +8,9 @@
 // itself. More tokens are divided among the threads, at the price of a barrier.
 //
 // Every value is rounded where the separate kernels round it, so the results have the same bits.
+//
+// Of the last layer, most tokens of a prompt are wanted for nothing but their KV. Where the call tells whose hidden
+// states are (`ends`), the region ends with that KV, and a second one computes the rest of the layer for these alone.
 #pragma once
 
 #include "attention.h"
@@ -30,10 +33,12 @@ struct Stack {
     Attention<T> attention;
     int64_t normed_size, prepared_size;
     char* common;       // what the threads write together: normed and prepared, as in Mine; null for a few tokens
+    const bool begun;   // the KV of the first layer is written, its queries are there
     Team team;
 
-    explicit Stack(const StackCall& c)
-        : call(c), attention_call(c.attention), attention(attention_call), prepared_size(0), common(nullptr), team{} {
+    explicit Stack(const StackCall& c, bool begun = false)
+        : call(c), attention_call(c.attention), attention(attention_call), prepared_size(0), common(nullptr),
+          begun(begun), team{} {
         normed_size = padded(tokens() * c.hidden_size * (int64_t)sizeof(T));
         for (int64_t i = 0; i < c.n_layers; ++i) {
             const StackLayer& layer = c.layers[i];
@@ -125,11 +130,11 @@ struct Stack {
         if (wait) mine.wait();
     }
 
-    // Where panel `index` of all parts begins.
-    static const uint32_t* panel_at(const LinearParts& l, int64_t index) {
+    // Where panel `index` of all parts begins, in the form that the step reads.
+    const uint32_t* panel_at(const LinearParts& l, int64_t index) const {
         int i = 0;
         for (; index >= ceil_div(l.part[i]->n_out, PANEL); ++i) index -= ceil_div(l.part[i]->n_out, PANEL);
-        return l.part[i]->weight + index * panel_words(*l.part[i]);
+        return read_at(*l.part[i], index, tokens());
     }
 
     // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
@@ -149,7 +154,8 @@ struct Stack {
                     mine.wanted[0].spread(asking_turns(part, n, ceil_div(end - begin, PANEL)));
                 }
                 linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end,
-                             {then, call.lora ? mine.wanted : nullptr}, out + base, stride);
+                             {then, call.lora ? mine.wanted : nullptr}, out + base, stride,
+                             reads_compact(part, tokens()));
                 for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
                     lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
             }
@@ -166,22 +172,23 @@ struct Stack {
         int64_t panels;    // of which the thread begins at its share
 
         int64_t first(const Mine& mine) const { return panels * mine.index / mine.n; }
-
-        const uint32_t* begin(const Mine& mine) const { return linear ? panel_at(*linear, first(mine)) : nullptr; }
-
-        // What the thread may ask for at the barriers before it: the panels that it begins with.
-        void foresee(Mine& mine) const {
-            mine.foreseen.clear();
-            if (!linear) return;
-            const int64_t all = Stack::panels(*linear), words = panel_words(*linear->part[0]);
-            const int64_t count = panels < all ? STACK_CHUNK : FORESEEN / words, end = panels * (mine.index + 1) / mine.n;
-            for (int64_t at = first(mine); at < all; at += panels) {
-                const int64_t left = end - first(mine), n = count < left ? count : left;
-                mine.foreseen.add(panel_at(*linear, at), n * words);
-            }
-            mine.foreseen.pace = 1;
-        }
     };
+
+    const uint32_t* begins_at(const Next& next, const Mine& mine) const {
+        return next.linear ? panel_at(*next.linear, next.first(mine)) : nullptr;
+    }
+
+    // What the thread may ask for at the barriers before the next layer: the panels that it begins with.
+    void foresee(const Next& next, Mine& mine) const {
+        mine.foreseen.clear();
+        if (!next.linear) return;
+        const int64_t all = panels(*next.linear), words = read_words(*next.linear->part[0], tokens());
+        const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
+        const int64_t count = next.panels < all ? STACK_CHUNK : FORESEEN / words, left = end - first;
+        for (int64_t at = first; at < all; at += next.panels)
+            mine.foreseen.add(panel_at(*next.linear, at), (count < left ? count : left) * words);
+        mine.foreseen.pace = 1;
+    }
 
     // While the thread multiplies its share of `panels` panels of a layer, it asks for what it reads of the adapters
     // next.
@@ -202,10 +209,10 @@ struct Stack {
         const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
         want(l, count, next, mine);
         mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            const uint32_t* then = last < own_end ? panel_at(l, last) : next.begin(mine);
+            const uint32_t* then = last < own_end ? panel_at(l, last) : begins_at(next, mine);
             slice(l, lora, prepared, 0, tokens(), first, last, then, out, stride, mine);
         });
-        next.foresee(mine);
+        foresee(next, mine);
         mine.wait();
     }
 
@@ -234,7 +241,10 @@ struct Stack {
         }
     }
 
-    void attend(const StackLayer& layer, Mine& mine) {
+    // Whether the layer has cells of its own.
+    bool apart(const StackLayer& layer) const { return layer.window && call.window_loc; }
+
+    void write_kv(const StackLayer& layer, Mine& mine) const {
         const int64_t heads = call.rope.n_kv_heads;
         RopeCall rope = call.rope;
         rope.k = layer.k;
@@ -245,10 +255,16 @@ struct Stack {
         rope.rotary_dim = layer.rotary_dim;
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
-        const bool apart = layer.window && call.window_loc;
-        if (apart) rope.out_loc = call.window_loc;
+        if (apart(layer)) rope.out_loc = call.window_loc;
+        mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
+            for (int64_t i = first; i < last; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
+        });
+    }
+
+    // Writes the KV of the layer, unless it is there, and attends.
+    void attend(const StackLayer& layer, bool written, Mine& mine) {
         if (mine.index == 0) {
-            attention_call.page_table = apart ? call.window_table : call.attention.page_table;
+            attention_call.page_table = apart(layer) ? call.window_table : call.attention.page_table;
             attention_call.k = layer.k;
             attention_call.v = layer.v;
             attention_call.k_scale = layer.k_scale;
@@ -258,9 +274,7 @@ struct Stack {
             attention_call.n_groups = layer.window ? 0 : call.attention.n_groups;
             attention.plan();
         }
-        mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
-        });
+        if (!written) write_kv(layer, mine);
         mine.wait();
         const int64_t shared = attention.shared_items;
         if (shared) {
@@ -284,7 +298,7 @@ struct Stack {
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
                 const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
-                const uint32_t* then = last < own_end ? panel_at(l, last) : next.begin(mine);
+                const uint32_t* then = last < own_end ? panel_at(l, last) : begins_at(next, mine);
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
                 slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
                       WIDE, mine);
@@ -299,7 +313,7 @@ struct Stack {
                 }
             }
         });
-        next.foresee(mine);
+        foresee(next, mine);
         mine.wait();
     }
 
@@ -312,10 +326,16 @@ struct Stack {
             const StackLayer& layer = call.layers[i];
             const StackLayer* next = i + 1 < call.n_layers ? &layer + 1 : nullptr;
             auto whole = [](const LinearParts& l, const LoraTable* lora) { return Next{&l, lora, panels(l)}; };
-            add_norm(x, after, layer.attention_norm, mine);
-            linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
-                   whole(layer.out, layer.out_lora), mine);
-            attend(layer, mine);
+            if (i || !begun) {
+                add_norm(x, after, layer.attention_norm, mine);
+                linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
+                       whole(layer.out, layer.out_lora), mine);
+            }
+            if (call.ends && !next) {
+                write_kv(layer, mine);
+                return keep_ends(mine);
+            }
+            attend(layer, begun && i == 0, mine);
             x = (const T*)call.x;
             linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
                    {&layer.gate_up, layer.gate_up_lora, panels(layer.gate_up) / 2}, mine);
@@ -331,16 +351,68 @@ struct Stack {
                sizeof(T) * (mine.last - mine.first) * dim);
     }
 
+    // Leaves the residual stream of the wanted tokens in the first rows of x, for the region that goes on with them.
+    // Nobody reads x any more: the last barrier lies behind the norm that did.
+    void keep_ends(Mine& mine) const {
+        const int64_t dim = call.hidden_size;
+        if (mine.alone && mine.index > 0) return;
+        for (int64_t e = 0; e < call.n_ends; ++e) {
+            const int64_t t = call.ends[e];
+            if (mine.first <= t && t < mine.last)
+                memcpy((T*)call.x + e * dim, mine.residual + t * dim, sizeof(T) * dim);
+        }
+    }
+
     static void body(void* context, int index, int n) {
         Mine mine(*(Stack*)context, index, n);
         ((Stack*)context)->run(mine);
+    }
+
+    void run_team() { parallel_team(call.threads < Team::MOST ? call.threads : Team::MOST, body, this); }
+};
+
+// The wanted tokens as a step of their own: each is a row, its last token or one that has others behind it.
+struct Ends {
+    StackCall call;
+    int32_t *rows, *starts, *lengths;
+
+    explicit Ends(const StackCall& whole) : call(whole) {
+        const int64_t n = whole.n_ends;
+        rows = (int32_t*)scratch(SCRATCH_ENDS, (3 * n + 1) * (int64_t)sizeof(int32_t));
+        if (!rows) __builtin_trap();
+        starts = rows + n;
+        lengths = starts + n + 1;
+        const AttentionCall& from = whole.attention;
+        for (int64_t e = 0, row = 0; e < n; ++e) {
+            while (from.q_start[row + 1] <= whole.ends[e]) ++row;
+            rows[e] = from.rows[row];
+            starts[e] = (int32_t)e;
+            lengths[e] = from.seq_len[row] - (from.q_start[row + 1] - 1 - whole.ends[e]);
+        }
+        starts[n] = (int32_t)n;
+        call.layers = whole.layers + whole.n_layers - 1;
+        call.n_layers = 1;
+        call.embedded = whole.x;
+        call.ends = nullptr;
+        call.rope.n_tokens = call.attention.n_rows = (int)n;
+        call.attention.rows = rows;
+        call.attention.q_start = starts;
+        call.attention.seq_len = lengths;
+        call.attention.n_groups = 0;
     }
 };
 
 template <typename T>
 void layer_stack(const StackCall& call) {
-    Stack<T> stack(call);
-    parallel_team(call.threads < Team::MOST ? call.threads : Team::MOST, Stack<T>::body, &stack);
+    Stack<T>(call).run_team();
+    if (!call.ends || !call.n_ends) return;
+    const int64_t q_size = (int64_t)sizeof(T) * call.rope.n_heads * call.rope.head_dim;
+    const int64_t size = (int64_t)sizeof(T) * call.hidden_size;
+    char *q = (char*)call.attention.q, *hidden = (char*)call.hidden;
+    // A row never moves over one that is still to be moved.
+    for (int64_t e = 0; e < call.n_ends; ++e) memmove(q + e * q_size, q + call.ends[e] * q_size, q_size);
+    Stack<T>(Ends(call).call, true).run_team();
+    for (int64_t e = call.n_ends; e-- > 0;) memmove(hidden + call.ends[e] * size, hidden + e * size, size);
 }
 
 }  // namespace

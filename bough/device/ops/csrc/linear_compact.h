@@ -1,0 +1,182 @@
+// BF16 weights once more, in three quarters of the bytes and without loss, for products with few rows, which wait for
+// memory.
+//
+// The exponents of a weight's values are nearly all among 16 neighbours, so that 4 bits name one (the observation of
+// DFloat11, Zhang et al. 2025, and ZipNN, Hershcovitch et al. 2024, here with codes of one length, which vectors spread
+// as fast as memory brings them). A value takes 12 bits: 7 of mantissa, 4 of the exponent's code, the sign. Four words
+// of a panel are held in three lines of 32 half words; line k < 3 holds word k in its lower 12 bits, and the upper
+// nibbles of all three hold word 3. What has another exponent is a *stray*: it is listed beside them, and put in where
+// its unit of four words is multiplied.
+#pragma once
+
+#include "linear_tile.h"
+
+namespace {
+
+constexpr int UNIT = 4;                         // words that are spread together
+constexpr int UNIT_LINES = 3;
+constexpr int HALVES = 2 * PANEL;               // values of a word
+constexpr int CODES = 16;
+constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
+
+#if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
+constexpr bool READS_COMPACT = true;
+#else
+constexpr bool READS_COMPACT = false;
+#endif
+
+// More rows than these leave memory so much time that spreading is what they would wait for.
+constexpr int64_t COMPACT_ROWS = 4;
+
+INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
+
+// Whether n rows read the compact form.
+INLINE bool reads_compact(const PackedLinear& l, int64_t n) {
+    return READS_COMPACT && l.compact && n <= COMPACT_ROWS;
+}
+
+// Words of a panel in the form that n rows read, and where it begins.
+INLINE int64_t read_words(const PackedLinear& l, int64_t n) {
+    return reads_compact(l, n) ? units_of(l) * COMPACT_WORDS : panel_words(l);
+}
+INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) {
+    return (reads_compact(l, n) ? l.compact : l.weight) + panel * read_words(l, n);
+}
+
+#if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
+struct CompactTile {
+    static constexpr int PANELS = DENSE_PANELS;
+
+    static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
+        return l.compact + panel * stride(l);
+    }
+    static INLINE int64_t stride(const PackedLinear& l) { return units_of(l) * COMPACT_WORDS; }
+
+    // Puts the strays of a unit into its words; returns where the next ones are.
+    static __attribute__((noinline)) const Stray* put(const Stray* stray, int64_t unit, vu (&words)[UNIT]) {
+        uint16_t halves[UNIT * HALVES];
+        memcpy(halves, words, sizeof halves);
+        for (; stray->unit == unit; ++stray) halves[stray->word * HALVES + stray->half] = stray->value;
+        memcpy(words, halves, sizeof halves);
+        return stray;
+    }
+
+    static INLINE void spread(const uint32_t* from, __m512i table, vu (&words)[UNIT]) {
+        const __m512i a = (__m512i)loadu(from), b = (__m512i)loadu(from + PANEL), c = (__m512i)loadu(from + 2 * PANEL);
+        constexpr int INTO = 0xea, CHOSEN = 0xea;    // (x & y) | z
+        __m512i last = _mm512_srli_epi16(a, 12);
+        last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(b, 8), _mm512_set1_epi16(0xf0), last, INTO);
+        last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(c, 4), _mm512_set1_epi16(0xf00), last, INTO);
+        const __m512i held[UNIT] = {a, b, c, last};
+        for (int k = 0; k < UNIT; ++k) {
+            // The permutation looks at 5 bits: sign and code.
+            const __m512i upper = _mm512_permutexvar_epi16(_mm512_srli_epi16(held[k], 7), table);
+            words[k] = (vu)_mm512_ternarylogic_epi32(held[k], _mm512_set1_epi16(0x7f), upper, CHOSEN);
+        }
+    }
+
+    template <int R, int P>
+    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
+                           float* out) {
+        const int64_t units = units_of(l), stride = units * COMPACT_WORDS;
+        const uint32_t *const begin = l.compact + panel * stride, *w = begin;
+        RowCursor a(x.at, x.stride);
+        Sums<vf, R, P> sums;
+        clear(sums);
+        __m512i table[P];
+        const Stray* stray[P];
+        int64_t due[P];
+        for (int p = 0; p < P; ++p) {
+            table[p] = _mm512_loadu_si512((const uint16_t*)l.scale + (panel + p) * 2 * CODES);
+            stray[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
+            due[p] = stray[p]->unit;
+        }
+        for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT)) {
+            for (int i = 0; i < UNIT_LINES; ++i) next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL);
+            next.ask();
+#pragma GCC unroll 4
+            for (int p = 0; p < P; ++p) {
+                vu words[UNIT];
+                spread(w + p * stride, table[p], words);
+                if (__builtin_expect(due[p] == unit, 0)) {
+                    stray[p] = put(stray[p], unit, words);
+                    due[p] = stray[p]->unit;
+                }
+#pragma GCC unroll 4
+                for (int k = 0; k < UNIT; ++k)
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        sums.at[r][p] = multiply(sums.at[r][p], words[k], ((const uint32_t*)a(r))[k]);
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int p = 0; p < P; ++p) storef(out + r * P * PANEL + p * WIDTH, sums.at[r][p]);
+    }
+};
+#endif
+
+// -- making it
+
+// The window of CODES neighbouring exponents that most values [words][HALVES] have, of each word the first `used`;
+// returns the largest of them.
+INLINE int best_exponents(const uint16_t* values, int64_t words, int used) {
+    int64_t count[256] = {}, sum = 0, best = -1;
+    for (int64_t word = 0; word < words; ++word)
+        for (int i = 0; i < used; ++i) count[values[word * HALVES + i] >> 7 & 255]++;
+    int top = 255;
+    for (int e = 0; e < 256; ++e) {
+        sum += count[e] - (e >= CODES ? count[e - CODES] : 0);
+        if (e >= CODES - 1 && sum > best) {
+            best = sum;
+            top = e;
+        }
+    }
+    return top;
+}
+
+struct Compact {
+    const CompactCall& call;
+
+    static void body(void* context, int64_t panel) {
+        const CompactCall& c = ((Compact*)context)->call;
+        const int64_t words = c.n_in / 2;
+        const uint16_t* from = (const uint16_t*)(c.words + panel * words * PANEL);
+        uint16_t* to = (uint16_t*)(c.compact + panel * words / UNIT * COMPACT_WORDS);
+        uint16_t* table = c.table + panel * 2 * CODES;
+        Stray *stray = c.strays + panel * strays_of(c.n_in), *const most = stray + strays_of(c.n_in) - 1;
+        const int64_t left = 2 * (c.n_out - panel * PANEL);    // halves of a word that outputs have
+        const int used = left < HALVES ? (int)left : HALVES, top = best_exponents(from, words, used);
+        for (int code = 0; code < 2 * CODES; ++code)
+            table[code] = (uint16_t)((code & CODES) << 11 | (top - code % CODES) << 7);
+        for (int64_t unit = 0; unit < words / UNIT; ++unit, from += UNIT * HALVES, to += UNIT_LINES * HALVES) {
+            uint16_t held[UNIT][HALVES], others = 0;
+            for (int k = 0; k < UNIT; ++k)
+                for (int i = 0; i < HALVES; ++i) {
+                    const uint16_t value = from[k * HALVES + i], code = (uint16_t)(top - (value >> 7 & 255));
+                    others |= code;    // a code beyond the last one has bits above it, a negative one all of them
+                    held[k][i] = (uint16_t)((value & 0x7f) | (code & 15) << 7 | value >> 15 << 11);
+                }
+            for (int k = 0; k < UNIT_LINES; ++k)
+                for (int i = 0; i < HALVES; ++i)
+                    to[k * HALVES + i] = (uint16_t)(held[k][i] | held[UNIT - 1][i] >> (4 * k) << 12);
+            for (int k = 0; others >= CODES && k < UNIT; ++k)
+                for (int i = 0; i < used; ++i) {
+                    const uint16_t value = from[k * HALVES + i];
+                    if ((uint16_t)(top - (value >> 7 & 255)) < CODES) continue;
+                    if (stray == most) {
+                        __atomic_store_n(c.too_many, 1, __ATOMIC_RELAXED);
+                        return;
+                    }
+                    *stray++ = {(int32_t)unit, (uint8_t)k, (uint8_t)i, value};
+                }
+        }
+        *stray = {-1, 0, 0, 0};
+    }
+};
+
+void compact(const CompactCall& call) {
+    Compact c = {call};
+    parallel_items(ceil_div(call.n_out, PANEL), call.threads, Compact::body, &c);
+}
+
+}  // namespace

@@ -1,0 +1,124 @@
+"""The compact form of bfloat16 weights: nothing is lost, and products have the bits of the whole form's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bough.device.ops.compact import READERS, Compactor, CompactWeight, expand
+from bough.device.ops.cpu import CpuOps
+from bough.device.ops.library import Library, load
+from bough.device.ops.packed import pack_bf16
+
+Tensor = torch.Tensor
+
+pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
+
+
+@pytest.fixture(params=READERS)
+def library(request: pytest.FixtureRequest) -> Iterator[Library]:
+    library = load().library
+    if library is None or request.param not in library.isas():
+        pytest.skip(f"this machine has no {request.param} kernels")
+    before = library.isa()
+    library.set_isa(request.param)
+    yield library
+    library.set_isa(before)
+
+
+def gaussian(n_out: int, n_in: int, strays: int = 0, seed: int = 0) -> Tensor:
+    """A weight as models have them, with so many values anywhere that are any bits at all."""
+    g = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(n_out, n_in, generator=g) / 50).bfloat16()
+    at = torch.randint(0, weight.numel(), (strays,), generator=g)
+    weight.view(torch.int16).view(-1)[at] = torch.randint(-(2**15), 2**15, (strays,), generator=g).to(torch.int16)
+    return weight
+
+
+def compact_of(library: Library, weight: Tensor, spare: int | None = None) -> CompactWeight | None:
+    return Compactor(library, spare)(pack_bf16(weight))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.view(torch.int16), b.view(torch.int16))
+
+
+@pytest.mark.parametrize("n_out", [1, 15, 16, 17, 64, 100])
+@pytest.mark.parametrize("n_in", [8, 24, 576])
+def test_no_bit_is_lost(library: Library, n_out: int, n_in: int) -> None:
+    weight = gaussian(n_out, n_in, strays=n_out * n_in // 500)
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, n_out), weight)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-40, 3e38])
+def test_any_value_may_be_a_stray(library: Library, value: float) -> None:
+    weight = gaussian(40, 64)
+    weight[3, 5] = weight[39, 63] = weight[16, 0] = value
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, 40), weight)
+
+
+def test_the_codes_are_those_of_most_values(library: Library) -> None:
+    """A few large values do not push the small ones out."""
+    weight = gaussian(16, 576)
+    weight[0, :8] = 2.0**100
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, 16), weight)
+
+
+def test_a_weight_of_many_exponents_stays_as_it_is(library: Library) -> None:
+    g = torch.Generator().manual_seed(1)
+    anything = torch.randint(-(2**15), 2**15, (32, 64), generator=g).to(torch.int16).view(torch.bfloat16)
+    assert compact_of(library, anything) is None
+    assert compact_of(library, torch.zeros(16, 64).bfloat16()) is not None
+
+
+def test_inputs_that_fill_no_unit_and_other_kernels_have_no_compact_form(library: Library) -> None:
+    assert compact_of(library, gaussian(16, 12)) is None
+    library.set_isa("avx2")
+    assert compact_of(library, gaussian(16, 64)) is None
+
+
+def test_forms_take_no_more_bytes_than_there_are(library: Library) -> None:
+    weight = pack_bf16(gaussian(16, 64))
+    compact = Compactor(library, spare=2 * 1536 + 100)
+    assert [compact(weight) is None for _ in range(3)] == [False, False, True]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n_out=st.integers(1, 150),
+    units=st.integers(1, 40),
+    rows=st.integers(1, 7),
+    strays=st.integers(0, 12),
+    seed=st.integers(0, 99),
+    threads=st.integers(1, 3),
+)
+def test_products_have_the_same_bits(
+    library: Library, n_out: int, units: int, rows: int, strays: int, seed: int, threads: int
+) -> None:
+    weight = gaussian(n_out, 8 * units, 0, seed)
+    g = torch.Generator().manual_seed(seed)
+    weight.view(-1)[torch.randint(0, weight.numel(), (strays,), generator=g)] = 2.0**20
+    packed = pack_bf16(weight)
+    plain, compact = CpuOps(library, "the twin", spare=0), CpuOps(library, "under test")
+    bias = torch.randn(n_out, generator=g)
+    x = torch.randn(rows, 8 * units, generator=g).bfloat16()
+    torch.set_num_threads(threads)
+    assert torch.equal(compact.packed_linear(packed, bias)(x), plain.packed_linear(packed, bias)(x))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_the_compact_form_is_what_few_rows_read(library: Library, rows: int) -> None:
+    """Seen by products with a whole form that was overwritten."""
+    weight = pack_bf16(gaussian(64, 128, strays=5))
+    x = torch.randn(rows, 128).bfloat16()
+    linear = CpuOps(library, "under test").packed_linear(weight, None)
+    before = linear(x)
+    weight.weight.zero_()
+    assert torch.equal(linear(x), before) and not linear(torch.ones(5, 128).bfloat16()).any()
