@@ -22,6 +22,7 @@ from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.layers.dummy import DummyContext
 from bough.device.lora.pool import AdapterPool
+from bough.device.ops.cpu import CpuOps
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.device.platform.base import Platform
 from bough.device.platform.cpu import CpuPlatform, usable_processors
@@ -187,10 +188,13 @@ def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, si
     adapters = AdapterPool(ops, dtype, config.lora.max_loras) if config.lora.lora_dir else None
     context = made(checkpoint, ops, scheme, _attention(ops, config.device.attention), dtype, platform.device, adapters)
     graphs = ops.name == "triton" and config.device.graphs == "on"
-    return build_worker(
+    built = build_worker(
         checkpoint.config, context, sizes, config.kv, platform.free_memory, platform.peak,
         CudaCapture() if graphs else None,
     )  # fmt: skip
+    if isinstance(ops, CpuOps) and ops.compact.n_bytes:
+        log.info("bfloat16 weights in 12 bits, for steps of few rows: another %.0f MB", ops.compact.n_bytes / 1e6)
+    return built
 
 
 def _shown(kind: CacheKind) -> str:

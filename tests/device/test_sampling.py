@@ -75,6 +75,8 @@ def test_draws_equal_the_reference(
 
 @pytest.mark.parametrize("spread", [0.0, 0.001, 0.3, 3.0, 30.0])
 def test_draws_from_a_large_vocabulary(ops: Ops, spread: float) -> None:
+    if ops.name == "reference":
+        pytest.skip("it is what the others are compared with")
     logits = torch.randn(12, 49152, generator=torch.Generator().manual_seed(7)) * spread
     options: list[dict[str, Any]] = [
         {}, {"top_k": 50}, {"top_p": 0.9}, {"least_z": -3.0}, {"top_k": 1000, "top_p": 0.5}, {"top_k": 49151},

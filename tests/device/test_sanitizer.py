@@ -31,6 +31,7 @@ sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *sys.argv[1:]]))
 
 TESTS = (
     "device/test_packed.py",
+    "device/test_compact.py",
     "device/test_ops.py",
     "device/test_attention.py",
     "device/test_quantise.py",

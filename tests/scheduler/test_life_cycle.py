@@ -456,5 +456,5 @@ def machine(examples, steps):
     return made
 
 
-TestLives = machine(500, 40)
+TestLives = machine(250, 40)
 TestManyLives = pytest.mark.slow(machine(1500, 60))

@@ -44,10 +44,16 @@ class CompactWeight:
 
 
 class Compactor:
-    """Makes compact forms in an arena until they have taken ``spare`` bytes; None: without a bound."""
+    """Makes compact forms in an arena.
+
+    Attributes:
+        n_bytes: that they have taken.
+    """
 
     def __init__(self, library: Library, spare: int | None) -> None:
+        """``spare``: bytes that they may take; None: any."""
         self._library, self._spare, self._arena = library, spare, Arena()
+        self.n_bytes = 0
 
     def __call__(self, weight: PackedWeight) -> CompactWeight | None:
         """None where no kernel reads it, too many values have no code, or the bytes do not suffice."""
@@ -55,7 +61,7 @@ class Compactor:
         if weight.kind != Kind.BF16 or n_in % INPUTS or self._library.isa() not in READERS:
             return None
         n_bytes = weight.weight.nbytes * 3 // 4
-        if self._spare is not None and n_bytes > self._spare:
+        if self._spare is not None and self.n_bytes + n_bytes > self._spare:
             return None
         words = self._arena.room(n_panels, weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL))
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
@@ -68,8 +74,7 @@ class Compactor:
         self._library.function("compact")(ctypes.byref(call))
         if too_many.value:
             return None
-        if self._spare is not None:
-            self._spare -= n_bytes
+        self.n_bytes += n_bytes
         return CompactWeight(words, table, strays)
 
 

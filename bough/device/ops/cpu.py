@@ -45,6 +45,10 @@ class CpuOps(RoundsBehind):
 
     Uses as many threads as torch does. Attention with a head dimension that is not a multiple of 16 falls back to
     the reference. bfloat16 attention has float32's independence of batch and chunks, too.
+
+    Attributes:
+        library: has the kernels.
+        compact: makes the second forms of bfloat16 weights.
     """
 
     name = "cpu"
@@ -55,7 +59,7 @@ class CpuOps(RoundsBehind):
         self.library = library
         self._reference = ReferenceOps(reason)
         self._adapters = adapter_arena()
-        self._compact = Compactor(library, spare)
+        self.compact = Compactor(library, spare)
         self._rms_norm = library.function("rms_norm")
         self._add_rms_norm = library.function("add_rms_norm")
         self._silu_mul = library.function("silu_mul")
@@ -247,7 +251,7 @@ class CpuOps(RoundsBehind):
         return packed
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
-        return PackedCall(self._packed_linear, weight, bias, self._compact(weight))
+        return PackedCall(self._packed_linear, weight, bias, self.compact(weight))
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         if not stackable(layers, final_norm, shape):
