@@ -122,7 +122,7 @@ class LayerStack:
         attention = AttentionCall(scale=scoring.scale, softcap=scoring.softcap, **sizes)
         self._call = StackCall(
             ctypes.addressof(self._layers), final_norm.data_ptr(), None, None, None, None, rope, attention, len(layers),
-            shape.hidden_size, shape.intermediate_size, None, None, None, None, 0, shape.eps, shape.residual_scale, 0,
+            shape.hidden_size, shape.intermediate_size, None, None, None, None, -1, shape.eps, shape.residual_scale, 0,
             final_norm.dtype != dtype, shape.gelu,
         )  # fmt: skip
 
@@ -139,7 +139,7 @@ class LayerStack:
         call = self._describe(embedded, hidden, batch)
         call.lora = None if runs is None else runs.address
         ends = batch.ends if runs is None else None
-        call.ends, call.n_ends = (None, 0) if ends is None else (ends.data_ptr(), len(ends))
+        call.ends, call.n_ends = (None, -1) if ends is None else (ends.data_ptr(), len(ends))
         self.share(call, batch.groups, torch.get_num_threads())
         self._function(ctypes.byref(call))
         return hidden
@@ -156,7 +156,7 @@ class LayerStack:
         """A call from ``embedded`` to ``hidden`` [T, D] for a kernel that is called elsewhere, without adapters. It is
         good as long as the tensors, the caches and :attr:`room` are, and lacks what :meth:`share` sets."""
         call = StackCall.from_buffer_copy(self._describe(embedded, hidden, batch))
-        call.lora = call.ends = None
+        call.lora, call.n_ends = None, -1
         return call
 
     def _describe(self, embedded: Tensor, hidden: Tensor, batch: AttentionBatch) -> StackCall:

@@ -219,8 +219,8 @@ struct StackLayer {
 // One call of all layers for the T tokens of `rope`, whose k and v are the layers'. `embedded` and `hidden`, the normed
 // result: [T, hidden_size]; room for x: as much, for act: [T, intermediate_size]. Norms have float weights if norm_wide;
 // what attention and feed-forward layer add is multiplied by residual_scale. Layers that see a window have their cells at
-// window_table and window_loc, unless these are null. `ends`, if not null: the n_ends tokens whose hidden states are
-// wanted, rising; those of the others are not written.
+// window_table and window_loc, unless these are null. `ends`: the n_ends tokens whose hidden states are wanted, rising;
+// those of the others are not written. n_ends is negative where all are, and with adapters.
 struct StackCall {
     const StackLayer* layers;
     const void* final_norm;
@@ -236,7 +236,7 @@ struct StackCall {
     const int32_t* window_table;
     const int32_t* window_loc;
     const LoraRuns* lora;    // null where no token has an adapter; then the layers' tables are not read
-    const int32_t* ends;     // null with adapters
+    const int32_t* ends;
     int64_t n_ends;
     float eps;
     float residual_scale;

@@ -331,7 +331,7 @@ struct Stack {
                 linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
                        whole(layer.out, layer.out_lora), mine);
             }
-            if (call.ends && !next) {
+            if (call.n_ends >= 0 && !next) {
                 write_kv(layer, mine);
                 return keep_ends(mine);
             }
@@ -393,7 +393,7 @@ struct Ends {
         call.layers = whole.layers + whole.n_layers - 1;
         call.n_layers = 1;
         call.embedded = whole.x;
-        call.ends = nullptr;
+        call.n_ends = -1;
         call.rope.n_tokens = call.attention.n_rows = (int)n;
         call.attention.rows = rows;
         call.attention.q_start = starts;
@@ -405,7 +405,7 @@ struct Ends {
 template <typename T>
 void layer_stack(const StackCall& call) {
     Stack<T>(call).run_team();
-    if (!call.ends || !call.n_ends) return;
+    if (call.n_ends <= 0) return;
     const int64_t q_size = (int64_t)sizeof(T) * call.rope.n_heads * call.rope.head_dim;
     const int64_t size = (int64_t)sizeof(T) * call.hidden_size;
     char *q = (char*)call.attention.q, *hidden = (char*)call.hidden;
