@@ -51,10 +51,10 @@ log = logging.getLogger(__name__)
 GRAMMAR_THREADS = 2
 
 DEFAULT_CONTEXT = 4096
+"""Context length of a model whose config does not tell."""
 
 SECOND_FORMS = 4
 """Of the memory that weights leave, the part that second forms of them may take."""
-"""Context length of a model whose config does not tell."""
 
 
 class Grammar:
@@ -180,8 +180,11 @@ def build(config: Config) -> EngineCore:
 def _build_worker(config: Config, platform: Platform, checkpoint: Checkpoint, sizes: WorkerSizes) -> BuiltWorker:
     if config.kv.kv_dtype == "fp8" and "fp8" not in platform.features():
         raise ConfigError("an fp8 KV pool needs a GPU of compute capability 8.9 or newer", param="kv_dtype")
-    spare = max(0, platform.free_memory() - stored_bytes(checkpoint)) // SECOND_FORMS
-    ops = resolve_ops(config.device.kernels, platform.device, spare)
+    # What a file holds may take more memory than it does there, so what is really left counts as well.
+    bound = max(0, platform.free_memory() - stored_bytes(checkpoint)) // SECOND_FORMS
+    ops = resolve_ops(
+        config.device.kernels, platform.device, lambda: min(bound, platform.free_memory() // SECOND_FORMS)
+    )
     dtype = _dtype(config.model)
     scheme = resolve_scheme(config.model.quantize, ops, dtype, platform.features())
     made = DummyContext if config.model.load_format == "dummy" else LayerContext

@@ -112,8 +112,7 @@ class Worker:
             for init in plan.admitted:
                 self._add(init)
             self._take_forced(plan)
-            whole = bool(plan.forced or self._prompt_logprobs.rows or self._pooler.rows)
-            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer, whole)
+            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer, self._wants_whole(plan))
         timer.stop()
         return ForwardHandle(plan, batch, hidden, decoded, timer)
 
@@ -170,6 +169,13 @@ class Worker:
         self._prompt_logprobs.remove(row)
         self._pooler.remove(row)
         self._broken.pop(row, None)
+
+    def _wants_whole(self, plan: StepPlan) -> bool:
+        """Whether hidden states are wanted that nobody samples from."""
+        if plan.forced or self._pooler.rows:
+            return True
+        covers, steps = self._prompt_logprobs.covers, zip(plan.rows.tolist(), plan.start.tolist(), plan.n_new.tolist())
+        return bool(self._prompt_logprobs.rows) and any(covers(*step) for step in steps)
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Make the tokens that the plan brings and nobody sampled part of their rows' histories."""

@@ -39,8 +39,8 @@ def gaussian(n_out: int, n_in: int, strays: int = 0, seed: int = 0) -> Tensor:
     return weight
 
 
-def compact_of(library: Library, weight: Tensor, spare: int | None = None) -> CompactWeight | None:
-    return Compactor(library, spare)(pack_bf16(weight))
+def compact_of(library: Library, weight: Tensor) -> CompactWeight | None:
+    return Compactor(library, None)(pack_bf16(weight))
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -86,7 +86,7 @@ def test_inputs_that_fill_no_unit_and_other_kernels_have_no_compact_form(library
 
 def test_forms_take_no_more_bytes_than_there_are(library: Library) -> None:
     weight = pack_bf16(gaussian(16, 64))
-    compact = Compactor(library, spare=2 * 1536 + 100)
+    compact = Compactor(library, spare=lambda: 2 * 1536 + 100)
     assert [compact(weight) is None for _ in range(3)] == [False, False, True]
 
 
@@ -106,7 +106,7 @@ def test_products_have_the_same_bits(
     g = torch.Generator().manual_seed(seed)
     weight.view(-1)[torch.randint(0, weight.numel(), (strays,), generator=g)] = 2.0**20
     packed = pack_bf16(weight)
-    plain, compact = CpuOps(library, "the twin", spare=0), CpuOps(library, "under test")
+    plain, compact = CpuOps(library, "the twin", spare=lambda: 0), CpuOps(library, "under test")
     bias = torch.randn(n_out, generator=g)
     x = torch.randn(rows, 8 * units, generator=g).bfloat16()
     torch.set_num_threads(threads)

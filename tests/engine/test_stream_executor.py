@@ -49,10 +49,10 @@ def test_a_forward_that_cannot_be_launched_ends_what_fails_alone(
     runner = core.executor.built.worker._runner
     forward = runner.forward
 
-    def fails(plan, rows, timer):
+    def fails(plan, *step):
         if any(123 in init.ids for init in plan.admitted):
             raise RuntimeError("planted")
-        return forward(plan, rows, timer)
+        return forward(plan, *step)
 
     monkeypatch.setattr(runner, "forward", fails)
     for rid, ids in (("good", [5, 6, 7]), ("bad", [5, 123])):

@@ -41,7 +41,7 @@ class Layered(CpuOps):
     """The slow twin: no op for all layers, no second forms of weights."""
 
     def __init__(self, library: Library) -> None:
-        super().__init__(library, "the twin", spare=0)
+        super().__init__(library, "the twin", spare=lambda: 0)
 
     def layer_stack(self, *arguments: object) -> None:
         return None

@@ -150,7 +150,7 @@ def test_an_exception_of_the_forward_is_raised_and_the_worker_goes_on(
     driver = make_driver(path)
     lost = driver.add(0, ids_of(3, 4), SAMPLED)
     with monkeypatch.context() as patch:
-        patch.setattr(driver.worker._runner, "forward", lambda plan, rows, timer: 1 / 0)
+        patch.setattr(driver.worker._runner, "forward", lambda *step: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             driver.launch([(lost, 0)])
     driver.release(lost)

@@ -9,6 +9,7 @@ the whole form, which is kept: the bits of a result are the same.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +51,8 @@ class Compactor:
         n_bytes: that they have taken.
     """
 
-    def __init__(self, library: Library, spare: int | None) -> None:
-        """``spare``: bytes that they may take; None: any."""
+    def __init__(self, library: Library, spare: Callable[[], int] | None) -> None:
+        """``spare``: bytes that all of them may take, asked before each; None: any."""
         self._library, self._spare, self._arena = library, spare, Arena()
         self.n_bytes = 0
 
@@ -61,9 +62,10 @@ class Compactor:
         if weight.kind != Kind.BF16 or n_in % INPUTS or self._library.isa() not in READERS:
             return None
         n_bytes = weight.weight.nbytes * 3 // 4
-        if self._spare is not None and self.n_bytes + n_bytes > self._spare:
+        if self._spare is not None and self.n_bytes + n_bytes > self._spare():
             return None
-        words = self._arena.room(n_panels, weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL))
+        # Not in the arena, which would keep the memory of what turns out not to fit.
+        words = weight.weight.new_empty(n_panels, n_in // INPUTS, 3, PANEL)
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
         strays = torch.empty(n_panels, n_in // 16 + 2, STRAY_BYTES, dtype=torch.uint8)
         too_many = ctypes.c_int(0)
@@ -75,7 +77,7 @@ class Compactor:
         if too_many.value:
             return None
         self.n_bytes += n_bytes
-        return CompactWeight(words, table, strays)
+        return CompactWeight(self._arena.join([words]), table, strays)
 
 
 def expand(compact: CompactWeight, n_out: int) -> Tensor:

@@ -53,8 +53,9 @@ class CpuOps(RoundsBehind):
 
     name = "cpu"
 
-    def __init__(self, library: Library, reason: str, spare: int | None = None) -> None:
-        """``spare``: bytes that weights may take a second time, in forms that few rows read faster; None: any."""
+    def __init__(self, library: Library, reason: str, spare: Callable[[], int] | None = None) -> None:
+        """``spare``: bytes that weights may take a second time, in forms that few rows read faster, asked before each
+        of them; None: any."""
         self.reason = reason
         self.library = library
         self._reference = ReferenceOps(reason)

@@ -239,11 +239,12 @@ class Ops(Protocol):
 
 
 def resolve_ops(
-    kernels: Literal["auto", "reference"], device: torch.device | None = None, spare: int | None = None
+    kernels: Literal["auto", "reference"], device: torch.device | None = None, spare: Callable[[], int] | None = None
 ) -> Ops:
     """The ops of this process: compiled kernels where there are any, unless the reference is asked for.
 
-    ``spare``: bytes that weights may take a second time, in forms that few rows read faster; None: any.
+    ``spare``: bytes that weights may take a second time, in forms that few rows read faster, asked before each of them;
+    None: any.
 
     On a CUDA ``device`` they are Triton's, compiled when they are first called. On the CPU the first call may compile
     them, which takes seconds; without a compiler it warns once and returns the reference.

@@ -128,7 +128,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
 #endif
     return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, dense ? DENSE_PANELS : GROUP_PANELS) *
-           (dense ? input_words(l) : n_groups_of(l));
+           (reads_compact(l, n) ? units_of(l) : dense ? input_words(l) : n_groups_of(l));
 }
 
 // How the outputs and rows of a call are cut into items.
