@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bough.base.params import SamplingParams
+from bough.worker.forward_batch import ForwardBatch
 
 Make = Callable[..., Any]
 VOCAB = 97
@@ -157,3 +158,24 @@ def test_an_exception_of_the_forward_is_raised_and_the_worker_goes_on(
     again = driver.add(0, ids_of(1, 5), SAMPLED, seed=1)
     driver.run([again], 4)
     assert again.ids == good.ids
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+def test_states_that_only_logprobs_want_are_computed(
+    tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Beside rows of whose prompts nobody wants anything, before and behind them."""
+    path, _ = tiny_llama()
+    from_plan, results = ForwardBatch.from_plan, []
+    for everything in (True, False):
+        if everything:
+            monkeypatch.setattr(ForwardBatch, "from_plan", lambda plan, rows, whole: from_plan(plan, rows))
+        driver = make_driver(path, dtype=torch.bfloat16, kernels="auto")
+        others = [driver.add(row, ids_of(row, 30)) for row in (0, 2)]
+        asked = driver.add(1, ids_of(1, 40), SamplingParams(temperature=0.0, prompt_logprobs=1))
+        driver.run([others[0], asked, others[1]], 3, chunk)
+        late = driver.add(3, ids_of(3, 50))
+        driver.run([late, asked], 5, chunk)
+        results.append([(seq.prompt_logprobs, seq.generated) for seq in (*others, asked, late)])
+        monkeypatch.undo()
+    assert results[0] == results[1] and len(results[0][2][0]) == 39
