@@ -16,7 +16,7 @@ import torch
 
 from bough.device.ops.library import CompactCall, Library
 from bough.device.ops.packed import PANEL, Kind, PackedWeight, from_panels
-from bough.device.ops.pages import Arena
+from bough.device.ops.pages import CHUNK, Arena, advise_huge_pages
 
 Tensor = torch.Tensor
 
@@ -66,6 +66,7 @@ class Compactor:
             return None
         # Not in the arena, which would keep the memory of what turns out not to fit.
         words = weight.weight.new_empty(n_panels, n_in // INPUTS, 3, PANEL)
+        advise_huge_pages(words)
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
         strays = torch.empty(n_panels, n_in // 16 + 2, STRAY_BYTES, dtype=torch.uint8)
         too_many = ctypes.c_int(0)
@@ -77,7 +78,7 @@ class Compactor:
         if too_many.value:
             return None
         self.n_bytes += n_bytes
-        return CompactWeight(self._arena.join([words]), table, strays)
+        return CompactWeight(self._arena.join([words]) if n_bytes < CHUNK else words, table, strays)
 
 
 def expand(compact: CompactWeight, n_out: int) -> Tensor:
