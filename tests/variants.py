@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from bough.device.ops.build import VARIANTS
+from bough.device.ops.library import Library, load
 
 STEPS_BETWEEN = ("avx512", "avx512vnni")
 """Left out by default: but for how VNNI is done without, their code is that of the sets below and above them."""
 
 ISAS: list[Any] = [pytest.param(isa, marks=pytest.mark.slow) if isa in STEPS_BETWEEN else isa for isa in VARIANTS]
+
+
+@contextmanager
+def kernels_of(isa: str) -> Iterator[Library]:
+    """The library, which uses this instruction set meanwhile; the test is skipped on a machine without it."""
+    library = load().library
+    if library is None or isa not in library.isas():
+        pytest.skip(f"this machine has no {isa} kernels")
+    before = library.isa()
+    library.set_isa(isa)
+    yield library
+    library.set_isa(before)

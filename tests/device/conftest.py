@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from bough.device.ops.cpu import CpuOps
-from bough.device.ops.library import load
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
-from tests.variants import ISAS
+from tests.variants import ISAS, kernels_of
 
 
 @pytest.fixture(params=["reference", *ISAS])
@@ -19,13 +18,8 @@ def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
     if request.param == "reference":
         yield ReferenceOps("under test")
         return
-    library = load().library
-    if library is None or request.param not in library.isas():
-        pytest.skip(f"this machine has no {request.param} kernels")
-    before = library.isa()
-    library.set_isa(request.param)
-    yield CpuOps(library, "under test")
-    library.set_isa(before)
+    with kernels_of(request.param) as library:
+        yield CpuOps(library, "under test")
 
 
 @pytest.fixture

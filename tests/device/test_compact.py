@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from bough.device.ops.compact import READERS, Compactor, CompactWeight, expand
 from bough.device.ops.cpu import CpuOps
-from bough.device.ops.library import Library, load
+from bough.device.ops.library import Library
 from bough.device.ops.packed import pack_bf16
+from tests.variants import kernels_of
 
 Tensor = torch.Tensor
 
@@ -21,13 +22,8 @@ pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
 
 @pytest.fixture(params=READERS)
 def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    library = load().library
-    if library is None or request.param not in library.isas():
-        pytest.skip(f"this machine has no {request.param} kernels")
-    before = library.isa()
-    library.set_isa(request.param)
-    yield library
-    library.set_isa(before)
+    with kernels_of(request.param) as library:
+        yield library
 
 
 def gaussian(n_out: int, n_in: int, strays: int = 0, seed: int = 0) -> Tensor:

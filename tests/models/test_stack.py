@@ -27,7 +27,7 @@ from bough.models.gemma2 import Gemma2
 from bough.models.glm4 import Glm4
 from bough.models.llama import Llama
 from bough.models.qwen3 import Qwen3
-from tests.variants import ISAS
+from tests.variants import ISAS, kernels_of
 
 Tensor = torch.Tensor
 CELLS = 1800
@@ -187,13 +187,8 @@ def model_of(
 
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    library = load().library
-    if library is None or request.param not in library.isas():
-        pytest.skip(f"this machine has no {request.param} kernels")
-    before = library.isa()
-    library.set_isa(request.param)
-    yield request.param
-    library.set_isa(before)
+    with kernels_of(request.param):
+        yield request.param
 
 
 MODELS = [
