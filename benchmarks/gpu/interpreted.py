@@ -38,7 +38,7 @@ def interpreted() -> Iterator[None]:
     """Engines that are built within compute by interpreted kernels; Triton's interpreter must be mended."""
     ops = TritonOps(torch.device("cpu"), "interpreted")
     with patch.multiple(
-        building, resolve_ops=lambda kernels, device: ops, resolve=_resolve, CpuPlatform=Processor,
+        building, resolve_ops=lambda kernels, device, spare: ops, resolve=_resolve, CpuPlatform=Processor,
         LocalExecutor=StreamExecutor, CudaCapture=Eager,
     ):  # fmt: skip
         yield

@@ -83,7 +83,7 @@ def test_the_engine_of_a_gpu_gives_what_one_pool_gives(
     from bough.device.ops.triton.ops import TritonOps
 
     how = Eager()
-    monkeypatch.setattr(building, "resolve_ops", lambda kernels, device: TritonOps(DEVICE, "under test"))
+    monkeypatch.setattr(building, "resolve_ops", lambda kernels, device, spare: TritonOps(DEVICE, "under test"))
     monkeypatch.setattr(building, "LocalExecutor", StreamExecutor)
     monkeypatch.setattr(building, "CudaCapture", lambda: how)
     core = engine(gemma, kv, {"max_running": 3, "step_tokens": 24, "depth": 1}, Numbers("auto", "float32"))
