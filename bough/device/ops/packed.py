@@ -69,7 +69,7 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product with one row reads."""
+        """Bytes of the weight; a product reads them all, or a :attr:`PackedLinear.compact` form of them."""
         return sum(t.nbytes for t in (self.weight, self.scale, self.sub) if t is not None)
 
 

@@ -19,31 +19,14 @@ constexpr int HALVES = 2 * PANEL;               // values of a word
 constexpr int CODES = 16;
 constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
 
-#if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
-constexpr bool READS_COMPACT = true;
-#else
-constexpr bool READS_COMPACT = false;
-#endif
-
 // More rows than these leave memory so much time that spreading is what they would wait for.
 constexpr int64_t COMPACT_ROWS = 4;
 
 INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
 
-// Whether n rows read the compact form.
-INLINE bool reads_compact(const PackedLinear& l, int64_t n) {
-    return READS_COMPACT && l.compact && n <= COMPACT_ROWS;
-}
-
-// Words of a panel in the form that n rows read, and where it begins.
-INLINE int64_t read_words(const PackedLinear& l, int64_t n) {
-    return reads_compact(l, n) ? units_of(l) * COMPACT_WORDS : panel_words(l);
-}
-INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) {
-    return (reads_compact(l, n) ? l.compact : l.weight) + panel * read_words(l, n);
-}
-
 #if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
+constexpr bool READS_COMPACT = true;
+
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS;
 
@@ -63,7 +46,7 @@ struct CompactTile {
 
     static INLINE void spread(const uint32_t* from, __m512i table, vu (&words)[UNIT]) {
         const __m512i a = (__m512i)loadu(from), b = (__m512i)loadu(from + PANEL), c = (__m512i)loadu(from + 2 * PANEL);
-        constexpr int INTO = 0xea, CHOSEN = 0xea;    // (x & y) | z
+        constexpr int INTO = 0xea;    // (x & y) | z
         __m512i last = _mm512_srli_epi16(a, 12);
         last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(b, 8), _mm512_set1_epi16(0xf0), last, INTO);
         last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(c, 4), _mm512_set1_epi16(0xf00), last, INTO);
@@ -71,7 +54,7 @@ struct CompactTile {
         for (int k = 0; k < UNIT; ++k) {
             // The permutation looks at 5 bits: sign and code.
             const __m512i upper = _mm512_permutexvar_epi16(_mm512_srli_epi16(held[k], 7), table);
-            words[k] = (vu)_mm512_ternarylogic_epi32(held[k], _mm512_set1_epi16(0x7f), upper, CHOSEN);
+            words[k] = (vu)_mm512_ternarylogic_epi32(held[k], _mm512_set1_epi16(0x7f), upper, INTO);
         }
     }
 
@@ -113,7 +96,22 @@ struct CompactTile {
             for (int p = 0; p < P; ++p) storef(out + r * P * PANEL + p * WIDTH, sums.at[r][p]);
     }
 };
+#else
+constexpr bool READS_COMPACT = false;
 #endif
+
+// Whether n rows read the compact form.
+INLINE bool reads_compact(const PackedLinear& l, int64_t n) {
+    return READS_COMPACT && l.compact && n <= COMPACT_ROWS;
+}
+
+// Words of a panel in the form that n rows read, and where it begins.
+INLINE int64_t read_words(const PackedLinear& l, int64_t n) {
+    return reads_compact(l, n) ? units_of(l) * COMPACT_WORDS : panel_words(l);
+}
+INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) {
+    return (reads_compact(l, n) ? l.compact : l.weight) + panel * read_words(l, n);
+}
 
 // -- making it
 
