@@ -5,6 +5,8 @@
 Times are milliseconds, medians and minima over the steps. ``ops`` is the time inside each op of the layered path;
 what is missing to ``forward`` is Python between them. ``stack`` is the path of all layers in one call, where there
 is one for so many rows; the floor reads all weights once at the bandwidth that the same run has measured.
+``native`` is what passes inside compiled kernels, whichever path calls them, and ``host_share`` the rest of a step:
+Python, and torch's own small ops. The scheduler and the way to the server are not in it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -26,6 +29,7 @@ from bough.base.plan import LAST, RowInit, StepPlan
 from bough.bench.machine import facts
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.ops.library import Library
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.device.platform.cpu import CpuPlatform
 from bough.device.quant.scheme import resolve_scheme
@@ -62,6 +66,31 @@ class Timed:
         return result
 
 
+class Native:
+    """Adds up the seconds inside the functions of the compiled library that are taken while it is entered."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> Native:
+        found = Library.function
+        self._patch = patch.object(Library, "function", lambda library, name: self.timed(found(library, name)))
+        self._patch.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patch.stop()
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*arguments)
+            self.seconds += time.perf_counter() - began
+            return result
+
+        return call
+
+
 class TimedLinear:
     """One packed linear layer of :class:`Timed`."""
 
@@ -90,15 +119,17 @@ def make_worker(arguments: argparse.Namespace, ops: Timed, n_rows: int) -> Worke
 class Driver:
     """Writes the plans of rows that all have the same length."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, native: Native) -> None:
+        self.worker, self.native = worker, native
         self.step, self.used = 0, 0
 
     def run(
         self, n: int, start: int, tokens: Any, new: int, admit: int = 0, sample: bool = True
-    ) -> tuple[float, float]:
-        """One step of ``n`` rows, each computing ``new`` tokens from ``start``; seconds of forward and sampling."""
+    ) -> tuple[float, float, float]:
+        """One step of ``n`` rows, each computing ``new`` tokens from ``start``; seconds of forward and sampling, and
+        those of both inside kernels."""
         self.step += 1
+        self.native.seconds = 0.0
         greedy = SamplingParams(temperature=0.0)
         admitted = tuple(
             RowInit(row, NONE, np.full(admit, 1, np.int32), admit, greedy, row, (), admit)
@@ -114,11 +145,11 @@ class Driver:
         handle = self.worker.forward(plan)
         middle = time.perf_counter()
         self.worker.sample(handle)
-        return middle - began, time.perf_counter() - middle
+        return middle - began, time.perf_counter() - middle, self.native.seconds
 
 
-def decode(worker: Worker, ops: Timed, n: int, context: int) -> dict[str, Any]:
-    driver, rng = Driver(worker), np.random.default_rng(0)
+def decode(worker: Worker, ops: Timed, native: Native, n: int, context: int) -> dict[str, Any]:
+    driver, rng = Driver(worker, native), np.random.default_rng(0)
     driver.run(n, 0, rng.integers(100, 10000, n * context), context, admit=context)
     for i in range(4):
         driver.run(n, context + i, [LAST] * n, 1)
@@ -127,10 +158,10 @@ def decode(worker: Worker, ops: Timed, n: int, context: int) -> dict[str, Any]:
     return figures(times, ops, len(times))
 
 
-def prefill(worker: Worker, ops: Timed) -> dict[str, Any]:
+def prefill(worker: Worker, ops: Timed, native: Native) -> dict[str, Any]:
     tokens, results = np.random.default_rng(1).integers(100, 10000, PROMPT), []
     for _ in range(3):
-        driver = Driver(worker)
+        driver = Driver(worker, native)
         ops.seconds.clear()
         parts = [
             driver.run(1, at, tokens[at : at + CHUNK], CHUNK, PROMPT if at == 0 else 0, at + CHUNK == PROMPT)
@@ -141,11 +172,13 @@ def prefill(worker: Worker, ops: Timed) -> dict[str, Any]:
 
 
 def figures(times: list[Any], ops: Timed, n: int) -> dict[str, Any]:
-    forward, sampling = ([t[i] * 1e3 for t in times] for i in range(2))
+    forward, sampling, native = ([t[i] * 1e3 for t in times] for i in range(3))
     parts = {name: round(s / n * 1e3, 3) for name, s in sorted(ops.seconds.items(), key=lambda item: -item[1])}
     return {
         "forward_ms": round(statistics.median(forward), 3), "forward_min_ms": round(min(forward), 3),
-        "sample_ms": round(statistics.median(sampling), 3), "sample_min_ms": round(min(sampling), 3), "ops_ms": parts,
+        "sample_ms": round(statistics.median(sampling), 3), "sample_min_ms": round(min(sampling), 3),
+        "native_ms": round(statistics.median(native), 3),
+        "host_share": round(1 - sum(native) / (sum(forward) + sum(sampling)), 3), "ops_ms": parts,
     }  # fmt: skip
 
 
@@ -171,14 +204,15 @@ def main() -> None:
     rows = [int(n) for n in arguments.rows.split(",")]
     result: dict[str, Any] = {"machine": facts(), "context": arguments.context, "quantize": arguments.quantize}
     for stack in (True, False):
-        ops = Timed(resolve_ops("auto"), stack)
-        worker = make_worker(arguments, ops, max(rows))
+        with Native() as native:
+            ops = Timed(resolve_ops("auto"), stack)
+            worker = make_worker(arguments, ops, max(rows))
         result["read_gb_s"] = round(read_bandwidth(), 1)
         with torch.inference_mode():
             name = "stack" if stack else "layered"
-            result[name] = {str(n): decode(worker, ops, n, arguments.context) for n in rows}
+            result[name] = {str(n): decode(worker, ops, native, n, arguments.context) for n in rows}
             if not stack:
-                result["prefill"] = prefill(worker, ops)
+                result["prefill"] = prefill(worker, ops, native)
     print(json.dumps(result, indent=1))
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")

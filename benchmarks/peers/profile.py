@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from datetime import date
 from pathlib import Path
 
 from benchmarks.peers.engines import Contender, Engine, Settings
@@ -29,7 +30,8 @@ def profile_path(name: str, results: Path) -> Path:
 
 
 def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Settings) -> str:
-    """Run the row ``times`` times under perf; a text of CPU seconds by process, by library and by function."""
+    """Run the row ``times`` times under perf; a text of bough's revision, and of CPU seconds by
+    process, by library and by function."""
     if shutil.which("perf") is None:
         raise Unavailable("perf is not installed (Debian: apt-get install linux-perf)")
     contender = Contender(engine, kind or FORMATS[row.bits])
@@ -38,7 +40,8 @@ def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Se
         small = {name: min(value, row.sizes[name]) for name, value in row.workload.warm.items()}
         running.run(row.work, row.sizes | small, "profile/warm-up", 600.0)
         with tempfile.TemporaryDirectory() as folder:
-            return _sampled(row, running, times, Path(folder) / "perf.data")
+            sampled = _sampled(row, running, times, Path(folder) / "perf.data")
+        return f"bough {engine.version(settings)}, {date.today()}\n{sampled}"
     finally:
         running.process.stop()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import select
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class Server:
         base = f"http://127.0.0.1:{(port := free_port())}"
         command = [part.replace("{port}", str(port)) for part in launch.command]
         self.process = Process(command, log, environment=launch.environment, folder=launch.folder)
-        self._client = dialect(f"{base}/v1", model, "none", timeout=3600.0)
+        self._client = partial(dialect, f"{base}/v1", model, "none", timeout=3600.0)
         try:
             self.process.wait_http(base + (launch.health or ""), launch.seconds)
         except BaseException:
@@ -63,7 +64,7 @@ class Server:
 
     def run(self, work: str, sizes: Sizes, seed: str, seconds: float) -> list[Call]:
         async def send() -> list[Call]:
-            async with self._client as client:
+            async with self._client() as client:
                 return await asyncio.wait_for(WORK[work].run(client, sizes, random.Random(seed)), seconds)
 
         return asyncio.run(send())

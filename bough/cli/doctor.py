@@ -126,13 +126,17 @@ def _torch() -> Finding:
 
 def _kernels() -> Finding:
     # Imported late: it builds on torch, whose absence has a finding of its own.
-    from bough.device.ops import library
+    from bough.device.ops import build, library
 
     # What it would log is what the finding says.
     logging.getLogger(library.__name__).setLevel(logging.ERROR)
     loading = library.load()
     if loading.library is None:
-        fix = "install a C++ compiler (Debian: apt-get install g++); the next start then builds them"
+        fix = "mend that; the next start then builds them"
+        try:
+            build.find_compiler()
+        except build.BuildError:
+            fix = "install a C++ compiler (Debian: apt-get install g++); the next start then builds them"
         return Finding("kernels", "slow", f"none, plain torch is used: {loading.reason}", fix)
     value = f"{loading.library.isa()}, {loading.reason}"
     if loading.openmp is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from bough.bench.machine import Cpu, Memory
 from bough.cli import doctor
 from bough.cli.main import main
-from bough.device.ops import library
+from bough.device.ops import build, library
 
 
 def test_it_reports_on_this_machine_and_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +49,25 @@ def test_weak_processors_are_explained(monkeypatch: pytest.MonkeyPatch, cpu: Cpu
 def test_little_memory_is_explained() -> None:
     assert doctor._memory(Memory(8 << 30, 6 << 30, None, None)).state == "ok"
     assert doctor._memory(Memory(8 << 30, 6 << 30, 2 << 30, 1 << 30)).state == "slow"
+
+
+@pytest.mark.parametrize(("script", "advice"), [(None, "install a C++"), ("exit 1", "mend")])
+def test_missing_kernels_are_explained(
+    script: str | None, advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    if script:
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "PACKAGED", tmp_path / "none.so")
+    library.load.cache_clear()
+    try:
+        found = doctor._kernels()
+    finally:
+        library.load.cache_clear()
+    assert found.state == "slow" and advice in found.advice
 
 
 def test_kernels_of_an_old_compiler_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

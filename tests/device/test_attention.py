@@ -302,3 +302,5 @@ def test_shapes_that_do_not_fit_are_refused(ops: Ops) -> None:
         ops.paged_attention(case.q[:-1], *case.args[1:])
     with pytest.raises(ValueError, match="paged_attention"):
         ops.paged_attention(*case.args[:6], case.seq_len - 1, *case.args[7:])
+    with pytest.raises(ValueError, match="paged_attention"):
+        ops.paged_attention(*case.args[:6], case.seq_len + case.page_table.shape[1], *case.args[7:])

@@ -16,7 +16,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from bough.device.ops import build, library
+from bough.device.ops import build, compact, library
+compact.CHUNK = 0  # each form is an array of its own, so that what is read beyond it is seen
 build.PACKAGED = Path("none.so")
 # With -O3 and every check inlined the compiler takes half an hour.
 build.COMMON_FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.COMMON_FLAGS)

@@ -145,7 +145,8 @@ def cached_library(folder: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not is_whole(target):
-                log.info("compiling the kernels for this processor, once; this takes a minute or two")
+                # Whatever waits for it says nothing meanwhile, so that this must be seen without any settings.
+                log.warning("compiling the kernels for this processor, once; this takes a few minutes")
                 compile_library(target)
     except OSError as error:
         raise BuildError(f"the cache folder {folder} is not usable: {error}") from error
@@ -234,6 +235,6 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log.info("waiting for another process that compiles the kernels")
+            log.warning("waiting for another process that compiles the kernels")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
