@@ -46,10 +46,7 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
         float tile[BLOCK * P * PANEL];
         next.mask = 0;
         for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
-        if constexpr (BLOCK == 1)
-            Tile::template run<1, P>(l, {x.row(row), x.stride}, panel, next, tile);
-        else
-            run_tile<Tile, P>(l, {x.row(row), x.stride}, rows, panel, next, tile);
+        run_tile<Tile, P, BLOCK>(l, {x.row(row), x.stride}, rows, panel, next, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
         row += rows;
     }
@@ -61,6 +58,9 @@ template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
               const Then& then, T* out, int64_t out_stride) {
     auto after = [&](int64_t p) { return Then{p < end ? Tile::begin(l, p) : then.weight, then.others}; };
+    if constexpr (Tile::SINGLE > 0)
+        for (; n <= Tile::SINGLE && panel < end; ++panel)
+            rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
         rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
                                                         out_stride);
@@ -127,7 +127,8 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
 #if defined(BOUGH_AMX)
     if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
 #endif
-    return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, dense ? DENSE_PANELS : GROUP_PANELS) *
+    const int64_t at_a_time = dense ? DENSE_PANELS : n <= single_rows(has_four_bits(l)) ? 1 : GROUP_PANELS;
+    return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, at_a_time) *
            (reads_compact(l, n) ? units_of(l) : dense ? input_words(l) : n_groups_of(l));
 }
 

@@ -29,6 +29,7 @@ constexpr bool READS_COMPACT = true;
 
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int64_t SINGLE = 0;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
         return l.compact + panel * stride(l);

@@ -16,9 +16,15 @@ constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
-// Lines of a weight that are asked for this far ahead of their use, where few rows leave all the time to memory: into the
-// second-level cache, as the first has no room for as many requests as memory can answer at a time.
-constexpr int64_t AHEAD_WORDS = 512;
+// Where few rows leave all the time to memory, groups are multiplied with one panel at a time: a thread then reads its
+// weights in the order in which they lie, which the processor foresees better than any request for single lines. Rows of
+// bytes are enough from three on to be worth two panels.
+constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : 2; }
+
+// One chain of sums for each row does not keep up with memory, so that dense weights of few rows are read as several
+// panels, too. Their lines are asked for this far ahead of their use: into the second-level cache, as the first has no
+// room for as many requests as memory can answer at a time. Long panels are foreseen by the processor as well.
+INLINE int64_t ahead_words(int64_t panel) { return panel > 8192 ? 256 : 512; }
 
 // Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
 // place is left for is not foreseen.
@@ -79,10 +85,10 @@ struct NextPanels {
             for (int i = 0; i < WANTED; ++i) others[i].ask();
     }
 
-    // Of few rows: the lines that are read AHEAD_WORDS after word `from` of the present panels, which begin at `w`.
+    // Of few rows: the lines that are read ahead_words() after word `from` of the present panels, which begin at `w`.
     template <int P>
     INLINE void ahead(const uint32_t* w, int64_t from) const {
-        from += AHEAD_WORDS;
+        from += ahead_words(stride);
         const uint32_t* begin = from < stride ? w + from : at + (from - stride);
         for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
     }
@@ -160,11 +166,12 @@ INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, con
     }
 }
 
-// Words of weight in a panel.
-INLINE int64_t panel_words(const PackedLinear& l) {
-    bool four = l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K;
-    return input_words(l) / (four ? 2 : 1) * PANEL;
+INLINE bool has_four_bits(const PackedLinear& l) {
+    return l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K;
 }
+
+// Words of weight in a panel.
+INLINE int64_t panel_words(const PackedLinear& l) { return input_words(l) / (has_four_bits(l) ? 2 : 1) * PANEL; }
 
 // Where the panels of a weight begin, and how many words each has.
 struct WholePanels {
@@ -175,6 +182,7 @@ struct WholePanels {
 // out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
 struct Bf16Tile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int64_t SINGLE = 0;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, const NextPanels& next,
@@ -275,6 +283,7 @@ struct Q6KFormat {
 template <typename Format>
 struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS;
+    static constexpr int64_t SINGLE = single_rows(Format::BITS == 4);
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 
     // sums := products of words [first, first + n) of the group, which begins at w and a.
@@ -334,22 +343,14 @@ struct GroupTile : WholePanels {
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
                            float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
-        const uint32_t *const begin = l.weight + panel * stride, *w = begin;
+        const uint32_t* w = l.weight + panel * stride;
         RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
         for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
-            if (R <= 2) {
-                for (int i = 0; i < LINES; ++i) next.ahead<P>(begin, (g * LINES + i) * PANEL);
-                const int64_t later = g + AHEAD_WORDS / (LINES * PANEL);
-                for (int p = 0; !Format::WHOLE && p < P; ++p)
-                    __builtin_prefetch(later < n_groups ? Format::scales(l, panel + p, later, n_groups)
-                                                        : Format::scales(l, panel + P + p, later - n_groups, n_groups));
-            } else {
-                next.touch<P>(g * LINES * PANEL, LINES);
-            }
+            if (R > 2) next.touch<P>(g * LINES * PANEL, LINES);
             next.ask();
             constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
             Sums<vi, R, P> sums;
@@ -371,20 +372,13 @@ struct GroupTile : WholePanels {
     }
 };
 
-// The same with the number of rows chosen at run time.
-template <typename Tile, int P>
+// The same with the number of rows chosen at run time, of R at most.
+template <typename Tile, int P, int R>
 void run_tile(const PackedLinear& l, const PreparedRows& a, int rows, int64_t panel, const NextPanels& next,
               float* out) {
-    switch (rows) {
-        case 1: return Tile::template run<1, P>(l, a, panel, next, out);
-        case 2: return Tile::template run<2, P>(l, a, panel, next, out);
-        case 3: return Tile::template run<3, P>(l, a, panel, next, out);
-#if BOUGH_WIDTH == 16
-        case 4: return Tile::template run<4, P>(l, a, panel, next, out);
-        case 5: return Tile::template run<5, P>(l, a, panel, next, out);
-#endif
-        default: return Tile::template run<LINEAR_ROWS, P>(l, a, panel, next, out);
-    }
+    if constexpr (R > 1)
+        if (rows < R) return run_tile<Tile, P, R - 1>(l, a, rows, panel, next, out);
+    Tile::template run<R, P>(l, a, panel, next, out);
 }
 
 }  // namespace
