@@ -264,7 +264,7 @@ def unequal(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def publish(results: Sequence[Path], output: Path) -> None:
-    """Write the document and its pictures, a section for each run."""
+    """Write the document and its pictures, a section for each run, behind what about.md beside the runs tells."""
     from benchmarks.peers.plots import against_floors
 
     reports = [json.loads(result.read_text()) for result in results]
@@ -278,6 +278,8 @@ def publish(results: Sequence[Path], output: Path) -> None:
         "than they multiply, the floor is as certain as the rate at which the machine reads, which is between the two "
         "that are given with each row.",
     ]
+    if (about := results[0].parent / "about.md").exists():
+        parts.append(about.read_text().strip())
     rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
     # A run beside others tells more than one of bough alone.
     measured = dict(sorted(rows, key=lambda item: has_peers(item[1])))
