@@ -7,6 +7,8 @@ import fcntl
 import hashlib
 import logging
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -228,3 +230,14 @@ def test_there_is_one_openmp_runtime() -> None:
     ).stdout.splitlines()
     paths = {line.split()[-1] for line in maps if "/lib" in line}
     assert {p for p in paths if Path(p).name.startswith(("libgomp", "libiomp", "libomp"))} == {openmp}
+
+
+@pytest.mark.slow
+def test_aarch64_has_the_generic_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("no compiler for aarch64 here (Debian: g++-aarch64-linux-gnu)")
+    monkeypatch.setenv("CXX", "aarch64-linux-gnu-g++")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    target = tmp_path / "kernels.so"
+    assert build.compile_library(target) == ["generic"]
+    assert int.from_bytes(target.read_bytes()[18:20], "little") == 183, "ELF's number of aarch64"
