@@ -158,8 +158,10 @@ class CpuOps(RoundsBehind):
             "paged_attention", q, rows, q_start, seq_len,
         )  # fmt: skip
         _check_ints("paged_attention", page_table, rows, q_start, seq_len)
-        fits = (seq_len >= q_start.diff()) & (seq_len <= page_table.shape[1])
-        _check(bool(fits.all()), "paged_attention", page_table, q_start, seq_len)
+        _check(
+            bool(((seq_len >= q_start.diff()) & (seq_len <= page_table.shape[1])).all()),
+            "paged_attention", page_table, q_start, seq_len,
+        )  # fmt: skip
         if sinks is not None:
             fits = sinks.shape == (n_heads,) and sinks.dtype == torch.float32 and sinks.is_contiguous()
             _check(fits, "paged_attention", q, sinks)
