@@ -25,5 +25,7 @@ def kernels_of(isa: str) -> Iterator[Library]:
         pytest.skip(f"this machine has no {isa} kernels")
     before = library.isa()
     library.set_isa(isa)
-    yield library
-    library.set_isa(before)
+    try:
+        yield library
+    finally:
+        library.set_isa(before)

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.peers setup | list | run | table | profile``. README.md says how to use it."""
+"""``python -m benchmarks.peers setup | list | run | company | table | profile``. README.md says how to use it."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import time
@@ -39,6 +40,13 @@ def build_parser() -> argparse.ArgumentParser:
     setup.set_defaults(function=_setup)
     commands.add_parser("list", help="rows, goals and peers").set_defaults(function=_list)
     _configure_run(commands.add_parser("run", help="measure side by side"))
+    company = commands.add_parser("company", help="whether a workload starves beside two others")
+    _configure_bough(company)
+    company.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
+    company.add_argument("--third", default="chat", metavar="NAME", help="the workload (default: %(default)s)")
+    company.add_argument("--repeats", type=int, default=3, metavar="INT")
+    company.add_argument("--output", type=Path, default=RESULTS / "company.json")
+    company.set_defaults(function=_company)
     table = commands.add_parser("table", help="write docs/performance.md from results")
     table.add_argument(
         "results", nargs="*", type=Path, metavar="RESULT", help="runs; all of benchmarks/results by default"
@@ -106,6 +114,11 @@ def boughs(arguments: argparse.Namespace) -> list[Engine]:
     return found
 
 
+def _engines(arguments: argparse.Namespace) -> list[Engine]:
+    peers = [] if arguments.peers == "none" else [PEERS[name] for name in arguments.peers.split(",")]
+    return [*boughs(arguments), *peers]
+
+
 def _rows(patterns: str | None) -> list[Row]:
     return select(patterns) if patterns else [ROWS[name] for name in ROWS if name in DEFAULT_ROWS]
 
@@ -114,8 +127,7 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
     from benchmarks.peers.report import markdown
     from benchmarks.peers.run import Plan, run
 
-    peers = [] if arguments.peers == "none" else [PEERS[name] for name in arguments.peers.split(",")]
-    engines = [*boughs(arguments), *peers]
+    engines = _engines(arguments)
     if arguments.formats:
         kept = arguments.formats.split(",")
         engines = [replace(e, formats=tuple(f for f in e.formats if f in kept)) for e in engines]
@@ -135,6 +147,15 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
     report = run(plan, Settings(home, arguments.threads, arguments.bough_python), output)
     print(markdown(report))
     print(f"written to {output}", file=sys.stderr)
+    return 0
+
+
+def _company(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.company import compare
+
+    settings = Settings(home, arguments.threads, arguments.bough_python)
+    report = compare(_engines(arguments), settings, arguments.third, arguments.repeats)
+    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -1,30 +1,25 @@
 """Whether a workload starves where two others keep the server busy: its figures alone and in their company.
 
-    python -m benchmarks.peers.company [--peers LIST] [--third NAME] [--repeats INT] [--output FILE]
-
 The two others, ``independent`` and ``rag`` with 16 requests at a time each, begin first, with so many requests that
 they outlast the third one; it is sent once they generate. One engine runs after the other.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import threading
-from pathlib import Path
+import time
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.peers.engines import PEERS, Contender, Engine, Settings, bough
-from benchmarks.peers.home import ROOT, Home, default_home
+from benchmarks.peers.engines import Contender, Engine, Settings
 from benchmarks.peers.running import Running, start
 from benchmarks.peers.work import WORK
-from bough.bench.machine import cpu, facts
+from bough.bench.machine import facts
 from bough.bench.measures import Figures, measure, medians
-from bough.device.platform.cpu import spare_onednn
 
 OTHERS = "independent", "rag"
-LONGER = 3
+LONGER = 6
 """Times as many requests as usual: what keeps them there while the third one runs."""
 BEGUN = 1.0
 """Seconds that the others have before the third one comes: all their rows are taken then."""
@@ -45,7 +40,7 @@ def beside(running: Running, work: str, seed: str) -> Figures:
     others = [threading.Thread(target=keep, args=(other,)) for other in OTHERS]
     for other in others:
         other.start()
-    threading.Event().wait(BEGUN)
+    time.sleep(BEGUN)
     figures = alone(running, work, seed)
     figures["outlasted"] = sum(other.is_alive() for other in others)
     for other in others:
@@ -53,15 +48,15 @@ def beside(running: Running, work: str, seed: str) -> Figures:
     return figures
 
 
-def compare(engines: list[Engine], settings: Settings, work: str, repeats: int) -> dict[str, Any]:
-    """Medians of every engine."""
+def compare(engines: Sequence[Engine], settings: Settings, third: str, repeats: int) -> dict[str, Any]:
+    """The report: medians of every engine."""
     found: dict[str, Any] = {}
     for engine in engines:
         running = start(Contender(engine, "bf16"), settings, "135m", settings.home.log(engine.name))
         try:
-            for kind in (work, *OTHERS):
+            for kind in (third, *OTHERS):
                 running.run(kind, WORK[kind].sizes | WORK[kind].warm, "warm-up", 600.0)
-            runs = [(alone(running, work, f"a{i}"), beside(running, work, f"b{i}")) for i in range(repeats)]
+            runs = [(alone(running, third, f"a{i}"), beside(running, third, f"b{i}")) for i in range(repeats)]
         finally:
             running.process.stop()
         found[engine.name] = {
@@ -70,27 +65,4 @@ def compare(engines: list[Engine], settings: Settings, work: str, repeats: int) 
             "beside": medians([b for _, b in runs]),
         }
         print(engine.name, json.dumps(found[engine.name], indent=1), flush=True)
-    return found
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--home", type=Path, default=default_home())
-    parser.add_argument("--peers", default="none")
-    parser.add_argument("--third", default="chat", choices=[name for name in WORK if name not in OTHERS])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    spare_onednn()
-    settings = Settings(Home(arguments.home.resolve()), cpu().threads, sys.executable)
-    peers = [] if arguments.peers == "none" else [PEERS[name] for name in arguments.peers.split(",")]
-    engines = [bough("bough", ROOT), *peers]
-    found = compare(engines, settings, arguments.third, arguments.repeats)
-    if arguments.output:
-        about = {"benchmark": "company", "machine": facts(), "third": arguments.third, "others": OTHERS}
-        arguments.output.write_text(json.dumps(about | {"found": found}, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return {"benchmark": "company", "machine": facts(), "third": third, "others": OTHERS, "found": found}

@@ -247,7 +247,7 @@ def resolve_ops(
     None: any.
 
     On a CUDA ``device`` they are Triton's, compiled when they are first called. On the CPU the first call may compile
-    them, which takes seconds; without a compiler it warns once and returns the reference.
+    them, which takes minutes; without a compiler it warns once and returns the reference.
     """
     from bough.device.ops.cpu import CpuOps
     from bough.device.ops.reference import ReferenceOps
