@@ -36,25 +36,23 @@ struct Attention : Segments<T> {
 
     // What a group has found for the first queries of a unit, into the totals in lanes; nothing if there is no group.
     void to_lanes(const Unit& u, Work<T>& w) const {
-        const int n = n_queries(u), padded = (int)ceil_div(n, LANES) * LANES;
-        if (!in_group(u)) {
-            memset(w.total, 0, sizeof(float) * padded * dim);
-            for (int r = 0; r < padded; ++r) {
-                w.total_top[r] = -__builtin_inff();
-                w.total_sum[r] = 0;
-            }
-            return;
+        const int n = n_queries(u);
+        const int64_t block = record * LANES;
+        for (float* total = w.total; total < w.total + ceil_div(n, LANES) * block; total += block) {
+            memset(total, 0, sizeof(float) * block);
+            for (int i = 0; i < LANES; ++i) total[dim * LANES + i] = -__builtin_inff();
         }
+        if (!in_group(u)) return;
         begin_total(u, w);
         for (int first = 0; first < n; first += WIDTH) {
+            float* to = w.total + first / LANES * block + first % LANES;
             const uint32_t* rows[WIDTH];
             for (int i = 0; i < WIDTH; ++i) {
                 const float* from = w.rows + (first + i < n ? first + i : n - 1) * record;
                 rows[i] = (const uint32_t*)from;
-                w.total_top[first + i] = from[dim];
-                w.total_sum[first + i] = from[dim + 1];
+                to[dim * LANES + i] = from[dim];
+                to[(dim + 1) * LANES + i] = from[dim + 1];
             }
-            float* to = w.total + (int64_t)(first / LANES) * dim * LANES + first % LANES;
             transpose_rows(rows, 0, dim, (uint32_t*)to, LANES);
         }
     }
@@ -75,19 +73,20 @@ struct Attention : Segments<T> {
 
     // Starts the unit's totals with what its group has found for the shared prefix.
     void begin_total(const Unit& u, Work<T>& w) const {
-        int n = n_queries(u);
-        for (int r = 0; r < n_records(u); ++r) {
+        const int64_t n = n_queries(u) * record;
+        for (int i = 0; i < u.n_heads && in_group(u); ++i)
+            memcpy(w.rows + i * n,
+                   shared_total(groups[members[u.row].group], u.kv_head + i, members[u.row].offset + u.first_token),
+                   sizeof(float) * n);
+        for (int r = 0; r < n_records(u) && !in_group(u); ++r) {
             memset(w.rows + r * record, 0, sizeof(float) * record);
             w.rows[r * record + dim] = -__builtin_inff();
         }
-        if (!in_group(u)) return;
-        const Group& g = groups[members[u.row].group];
-        int64_t first = (int64_t)(members[u.row].offset + u.first_token) * group_heads * record;
-        for (int i = 0; i < u.n_heads; ++i)
-            for (int s = 0; s < g.n_records; ++s)
-                for (int r = 0; r < n; ++r)
-                    merge(g.records + ((u.kv_head + i) * g.n_records + s) * stride(g) + first + r * record,
-                          w.rows + ((int64_t)i * n + r) * record);
+    }
+
+    // What a group has found for a kv head, from one of its tokens on.
+    float* shared_total(const Group& g, int kv_head, int token) const {
+        return g.records + ((int64_t)kv_head * g.n_tokens + token) * group_heads * record;
     }
 
     // 1 / the sum of all weights, relative to the largest score.
@@ -135,46 +134,48 @@ struct Attention : Segments<T> {
         locate(u, item.first_segment, w.cells[item.first_segment % 2]);
         for (int s = item.first_segment; s < item.last_segment; ++s) {
             if (!narrow(u)) {
-                run_wide(u, s, item.last_segment, u.stride ? records(u, 0, s) : nullptr, w);
+                run_wide(u, s, item.last_segment, u.stride ? apart(u, s) : nullptr, w);
                 continue;
             }
             Cells& next = w.cells[1 - s % 2];
             const int next_heads = locate_next(index, s, next).n_heads;
             run_narrow(u, s, w.cells[s % 2], next, next_heads, w);
-            const int n = n_queries(u);
-            for (int i = 0; u.stride && i < u.n_heads; ++i)
-                memcpy(records(u, i, s), w.segment + i * n * record, sizeof(float) * n * record);
-            for (int r = 0; !u.stride && r < n_records(u); ++r) merge(w.segment + r * record, w.rows + r * record);
+            if (u.stride)
+                memcpy(apart(u, s), w.segment, sizeof(float) * u.stride);
+            else
+                for (int r = 0; r < n_records(u); ++r) merge(w.segment + r * record, w.rows + r * record);
         }
         finish(u, w);
     }
 
-    // Where the results of a segment go, for the unit's i-th kv head.
-    float* records(const Unit& u, int i, int segment) const {
-        int64_t heads = u.group < 0 ? (int64_t)i * n_queries(u) * record
-                                    : i * groups[u.group].n_records * stride(groups[u.group]);
-        return u.partial + heads + (segment - u.first_segment) * u.stride;
-    }
+    // What a segment comes to, of a unit of several items.
+    float* apart(const Unit& u, int segment) const { return u.partial + (segment - u.first_segment) * u.stride; }
 
     // After the last segment of an item: whoever ends last has the unit's result.
     void finish(Unit& u, Work<T>& w) const {
-        int n = n_queries(u);
-        if (u.stride) {
-            if (u.group >= 0 || __atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
-            begin_total(u, w);
-            for (int s = u.first_segment; s < u.last_segment; ++s)
-                for (int r = 0; r < n_records(u); ++r) merge(records(u, 0, s) + r * record, w.rows + r * record);
-        } else if (!narrow(u)) {
-            for (int first = 0; first < n; first += LANES)
-                from_lanes(w.total + (int64_t)first * dim, w.total_top + first, w.total_sum + first,
-                           w.rows + first * record, n - first < LANES ? n - first : LANES);
+        if (u.stride && __atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
+        const int n = n_queries(u);
+        if (narrow(u)) {
+            if (u.stride) begin_total(u, w);
+            for (int s = u.first_segment; u.stride && s < u.last_segment; ++s)
+                for (int r = 0; r < n_records(u); ++r) merge(apart(u, s) + r * record, w.rows + r * record);
+        } else {
+            if (u.stride) to_lanes(u, w);
+            for (int first = 0; first < n; first += LANES) {
+                const int count = n - first < LANES ? n - first : LANES;
+                float* total = w.total + first * record;
+                for (int s = u.first_segment; u.stride && s < u.last_segment; ++s)
+                    merge_lanes(apart(u, s) + first * record, total, dim, (int)ceil_div(count, WIDTH));
+                from_lanes(total, w.rows + first * record, count);
+            }
         }
         if (u.group < 0) {
             write(u, w);
             return;
         }
         for (int i = 0; i < u.n_heads; ++i)
-            memcpy(records(u, i, 0), w.rows + (int64_t)i * n * record, sizeof(float) * n * record);
+            memcpy(shared_total(groups[u.group], u.kv_head + i, u.first_token), w.rows + i * n * record,
+                   sizeof(float) * n * record);
     }
 
     static void body(void* context, int64_t item) {
@@ -200,7 +201,7 @@ struct Attention : Segments<T> {
         for (int g = 0; g < call.n_groups; ++g) {
             const int32_t* row = call.group_rows + call.group_start[g];
             int n_rows = call.group_start[g + 1] - call.group_start[g], joined = 0;
-            Group group = {0, call.group_tokens[g] / SEGMENT, 0, 1, tokens, nullptr};
+            Group group = {0, call.group_tokens[g] / SEGMENT, 0, tokens, nullptr};
             for (int i = 0; i < n_rows; ++i) joined += joins(row[i]);
             if (joined < 2 || group.n_segments == 0) continue;
             for (int i = 0; i < n_rows; ++i) {
@@ -285,7 +286,7 @@ struct Attention : Segments<T> {
         each_private([&](const Unit& u) { units[n_units++] = u; });
         shared_items = cut(0, n_shared, 0);
         n_items = cut(n_shared, n_units, shared_items);
-        lay_out(n_groups, n_shared, n_units);
+        lay_out(n_groups, n_units);
     }
 
     void run() {
@@ -306,7 +307,7 @@ struct Attention : Segments<T> {
             Unit& u = units[i];
             int64_t n = u.last_segment - u.first_segment, size = cost(u) * n;
             int64_t parts = target ? size / target : n;
-            if (n * n_records(u) * record * 4 > MAX_PARTIAL) parts = 1;
+            if (n * apart_floats(u) * 4 > MAX_PARTIAL) parts = 1;
             parts = parts < 1 ? 1 : parts > n ? n : parts;
             u.pending = (int)parts;
             for (int64_t p = 0; p < parts; ++p)
@@ -316,32 +317,27 @@ struct Attention : Segments<T> {
         return n_items;
     }
 
-    // Memory for partial results. The units of a group write where its members read.
-    void lay_out(int n_groups, int64_t n_shared, int64_t n_units) {
-        for (int64_t i = 0; i < n_shared; ++i)
-            if (units[i].pending > 1) groups[units[i].group].n_records = groups[units[i].group].n_segments;
+    // Floats of what one segment comes to.
+    int64_t apart_floats(const Unit& u) const {
+        return (narrow(u) ? n_records(u) : ceil_to(n_queries(u), LANES)) * record;
+    }
+
+    // Memory for what groups find, and for the segments of units that have several items.
+    void lay_out(int n_groups, int64_t n_units) {
         Carver memory = {nullptr, 0};
         for (int pass = 0; pass < 2; ++pass) {
             memory = {pass && memory.used ? (char*)scratch(SCRATCH_PARTIAL, memory.used) : nullptr, 0};
             for (int g = 0; g < n_groups; ++g)
-                memory.take(groups[g].records, call.n_kv_heads * groups[g].n_records * stride(groups[g]));
+                memory.take(groups[g].records, (int64_t)call.n_kv_heads * groups[g].n_tokens * group_heads * record);
             for (int64_t i = 0; i < n_units; ++i) {
                 Unit& u = units[i];
-                if (u.group >= 0) {
-                    const Group& g = groups[u.group];
-                    u.partial = g.records + u.kv_head * g.n_records * stride(g) + u.first_token * group_heads * record;
-                    u.stride = g.n_records > 1 ? stride(g) : 0;
-                } else if (u.pending > 1) {
-                    u.stride = n_records(u) * record;
-                    memory.take(u.partial, u.stride * (u.last_segment - u.first_segment));
-                }
+                if (u.pending == 1) continue;
+                u.stride = apart_floats(u);
+                memory.take(u.partial, u.stride * (u.last_segment - u.first_segment));
             }
             if (pass && memory.used && !memory.base) __builtin_trap();
         }
     }
-
-    // Floats of one record of every query of the group.
-    int64_t stride(const Group& g) const { return (int64_t)g.n_tokens * group_heads * record; }
 };
 
 template <typename T>

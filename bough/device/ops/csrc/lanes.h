@@ -126,6 +126,30 @@ INLINE vf split_lanes(float* s, int n, vu top) {
     return most / splat(65535.0f);
 }
 
+// Enters a segment's maximum and sum into those of the total, of WIDTH queries; finds the factors of what has been added up
+// and of what is to be added, and nothing is added for a query that saw none of the segment.
+INLINE void enter(vf t, vf weight, float* top, float* sum, vf& old, vf& add) {
+    vf before = loadf(top);
+    vi nothing = (t == splat(-__builtin_inff())) & (weight == vf{});
+    vf best = larger(t, before);
+    old = select(nothing, splat(1.0f), exp2v(before - best));
+    add = select(nothing, vf{}, exp2v(t - best));
+    storef(sum, loadf(sum) * old + weight * add);
+    storef(top, best);
+}
+
+// total := total + one segment, for a block of queries, as LaneBlock leaves them.
+INLINE void merge_lanes(const float* from, float* total, int dim, int n_vecs) {
+    for (int v = 0; v < n_vecs; ++v, from += WIDTH, total += WIDTH) {
+        const float *top = from + dim * LANES, *sum = top + LANES;
+        float* total_top = total + dim * LANES;
+        vf old, add;
+        enter(loadf(top), loadf(sum), total_top, total_top + LANES, old, add);
+        for (int d = 0; d < dim; ++d)
+            storef(total + d * LANES, fma(loadf(from + d * LANES), add, loadf(total + d * LANES) * old));
+    }
+}
+
 // Cells that are needed soon. Their lines are asked for a few per step of an inner loop: in one burst they would fill the
 // processor's miss buffers and stall the arithmetic that they are meant to run beside.
 struct Ahead {
@@ -163,9 +187,8 @@ struct LaneBlock {
     const int32_t* seen;    // [LANES] where the keys that each query sees end, or null where all see all
     const int32_t* unseen;  // [LANES] where they begin, or null with `seen`
     float* scores;          // [SEGMENT][LANES], scratch
-    float* out;             // [dim][LANES], not divided by `sum`
-    float *top, *sum;       // [LANES] maximum in base 2, sum of weights
-    bool merging;           // `out`, `top` and `sum` are totals, to which the segment is added
+    float* out;             // [dim + 2][LANES]: output, not divided by the sum of weights; maximum in base 2; that sum
+    bool merging;           // `out` is a total, to which the segment is added
     int n_keys, words, dim;
     float cap_scale, log2_scale;    // see Attention
     Ahead* ahead;           // [2] keys and values to look ahead for while scores are computed
@@ -261,18 +284,6 @@ struct LaneBlock {
                       : soften<false, true>(s, shift, begin, limit, weight_scale);
     }
 
-    // Enters a segment's maximum and sum; finds the factors of what is in `out` already and of what is to be added, and
-    // nothing is added for a query that saw none of the segment.
-    INLINE void enter(int v, vf t, vf weight, vf& old, vf& add) const {
-        vf before = loadf(top + v * WIDTH), sums = loadf(sum + v * WIDTH);
-        vi nothing = (t == splat(-__builtin_inff())) & (weight == vf{});
-        vf best = larger(t, before);
-        old = select(nothing, splat(1.0f), exp2v(before - best));
-        add = select(nothing, vf{}, exp2v(t - best));
-        storef(sum + v * WIDTH, merging ? sums * old + weight * add : weight);
-        storef(top + v * WIDTH, merging ? best : t);
-    }
-
     template <int N>
     void run() const {
 #if defined(BOUGH_AMX)
@@ -295,7 +306,13 @@ struct LaneBlock {
             if (!plain) best[v] = finish_scores(s, begin, limit);
             vf shift = best[v] * splat(log2_scale);
             vf weight = soften(masked, s, shift, begin, limit, weight_scale + v * WIDTH);
-            enter(v, shift, weight, old[v], add[v]);
+            float *top = out + dim * LANES + v * WIDTH, *sum = top + LANES;
+            if (merging) {
+                enter(shift, weight, top, sum, old[v], add[v]);
+            } else {
+                storef(top, shift);
+                storef(sum, weight);
+            }
         }
         int inner = (n_keys + KEYS_PER_WORD<E> - 1) / KEYS_PER_WORD<E>;
         const E* weights = (const E*)scores;

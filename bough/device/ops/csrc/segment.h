@@ -360,8 +360,8 @@ struct Segments {
         return {cells + first, next.n * (part + 1) / n_parts - first, cell_bytes_of(1), steps};
     }
 
-    // One segment for many queries: into the totals in lanes, or as records.
-    void run_wide(const Unit& u, int segment, int last_segment, float* records, Work<T>& w) const {
+    // One segment for many queries: into the totals in lanes, or by itself into `apart`, which has the same shape.
+    void run_wide(const Unit& u, int segment, int last_segment, float* apart, Work<T>& w) const {
         const Cells& now = w.cells[segment % 2];
         Cells& next = w.cells[1 - segment % 2];
         next.n = 0;
@@ -377,7 +377,7 @@ struct Segments {
             int some = visible(u, (first + count - 1) / group_heads) - begin;
             int lowest = first_visible(u, first / group_heads) - begin;
             int highest = first_visible(u, (first + count - 1) / group_heads) - begin;
-            if ((some <= 0 || lowest >= now.n) && !records) continue;
+            if ((some <= 0 || lowest >= now.n) && !apart) continue;
             some = some < 0 ? 0 : some;
             const int n_keys = some < now.n ? some : now.n;
             Ahead ahead[2] = {part(next, next.keys, block, n_blocks, n_keys),
@@ -394,8 +394,7 @@ struct Segments {
                     (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.packed, (const E*)w.pairs,
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
                     masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
-                    records ? w.segment : w.total + (int64_t)block * dim * LANES,
-                    records ? w.top : w.total_top + block * LANES, records ? w.sum : w.total_sum + block * LANES, !records,
+                    (apart ? apart : w.total) + block * record * LANES, !apart,
                     n_keys, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale, ahead,
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
                 };
@@ -408,12 +407,11 @@ struct Segments {
             if constexpr (sizeof(T) == 2)
                 if (bytes) run(LaneBytes{});
             if (!bytes) run(word{});
-            if (records) from_lanes(w.segment, w.top, w.sum, records + first * record, count);
         }
     }
 
-    // Records [count][dim + 2] of what is kept in lanes.
-    void from_lanes(const float* out, const float* top, const float* sum, float* to, int count) const {
+    // Records [count][dim + 2] of a block of queries in lanes.
+    void from_lanes(const float* out, float* to, int count) const {
         for (int first = 0; first < count; first += WIDTH) {
             int n = count - first < WIDTH ? count - first : WIDTH;
             for (int d = 0; d < dim; d += WIDTH) {
@@ -422,8 +420,8 @@ struct Segments {
                 transpose(rows, first, n, (uint32_t*)(to + first * record + d), record);
             }
             for (int i = first; i < first + n; ++i) {
-                to[i * record + dim] = top[i];
-                to[i * record + dim + 1] = sum[i];
+                to[i * record + dim] = out[dim * LANES + i];
+                to[i * record + dim + 1] = out[(dim + 1) * LANES + i];
             }
         }
     }

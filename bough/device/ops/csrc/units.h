@@ -16,9 +16,8 @@ struct Group {
     int row;                // index in the batch of one of them, whose page table stands for all
     int n_segments;         // of the prefix
     int n_tokens;
-    int n_records;          // per query: one, or one per segment
     const int32_t* tokens;  // [n_tokens] indices of the new tokens
-    float* records;         // [n_kv_heads][n_records][n_tokens * heads per kv head][dim + 2]
+    float* records;         // [n_kv_heads][n_tokens * heads per kv head][dim + 2]
 };
 
 struct Unit {
@@ -31,8 +30,8 @@ struct Unit {
     int first_segment;
     int last_segment;       // exclusive
     int pending;            // items that have not finished
-    float* partial;         // where its results go, unless one item works out what a row needs
-    int64_t stride;         // floats from one segment to the next in `partial`; 0: one total instead of a record each
+    float* partial;         // what each segment comes to, if there are several items
+    int64_t stride;         // floats from one segment to the next in `partial`; 0: one item keeps a total instead
 };
 
 struct Item {
@@ -78,11 +77,9 @@ struct Work {
     Word<T> *packed, *pairs;    // K and V of LaneBlock
     float* scores;          // [heads][queries][SEGMENT], for int8 cells two of each, or [SEGMENT][LANES]
     T* weights;             // [heads][queries][SEGMENT]
-    float* segment;         // [heads][queries][dim + 2] or [dim][LANES]
-    float *top, *sum;       // [LANES] of the segment
+    float* segment;         // [heads][queries][dim + 2]
     int32_t *seen, *unseen; // [LANES] where the keys that a query sees end and begin
-    float* total;           // [blocks][dim][LANES]
-    float *total_top, *total_sum;   // [blocks][LANES]
+    float* total;           // [blocks][dim + 2][LANES]
     float* rows;            // [heads][queries][dim + 2] totals: output, maximum, sum
     Cells* cells;           // [2] this segment's and the next one's
 
@@ -101,14 +98,10 @@ struct Work {
         c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
         c.take(scores, (int64_t)SEGMENT * (LANES > 2 * n_narrow ? LANES : 2 * n_narrow));
         c.take(weights, n_narrow * SEGMENT);
-        c.take(segment, (dim + 2) * (LANES > n_narrow ? LANES : n_narrow));
-        c.take(top, LANES);
-        c.take(sum, LANES);
+        c.take(segment, (dim + 2) * n_narrow);
         c.take(seen, LANES);
         c.take(unseen, LANES);
-        c.take(total, blocks * dim * LANES);
-        c.take(total_top, blocks * LANES);
-        c.take(total_sum, blocks * LANES);
+        c.take(total, blocks * (dim + 2) * LANES);
         c.take(rows, n_queries * (dim + 2));
         c.take(cells, 2);
     }
