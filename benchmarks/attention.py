@@ -194,26 +194,23 @@ PARTS = {"decode": decode, "dtypes": dtypes, "extend": extend, "cascade": cascad
 def table(result: dict[str, Any]) -> str:
     """Of each problem: what the kernel takes, and how many times as long it takes otherwise."""
     lines = [
-        "| rows | tokens | new | shared | heads | us | GB/s | the machine reads | GFLOP/s | beside |",
-        "|--:|--:|--:|--:|---|--:|--:|--:|--:|---|",
+        "| rows | tokens | new | shared | heads | cells | us | GB/s | the machine reads | GFLOP/s | beside |",
+        "|--:|--:|--:|--:|---|---|--:|--:|--:|--:|---|",
     ]
-    for found in (row for part in ("decode", "extend", "cascade") for row in result.get(part, ())):
+    plain: dict[tuple[Any, ...], float] = {}  # what the same problem takes with bfloat16 cells
+    for found in (row for part in PARTS for row in result.get(part, ())):
         best, other, name = found["kernel"], found.get("gather_sdpa"), "gathered"
         if "cascade" in found:
             best, other, name = found["cascade"], found["kernel"], "each row by itself"
-        beside = "" if other is None else f"{name}: {other['us'] / best['us']:.1f}x"
         heads, sizes = "{}/{} of {}".format(*found["heads"]), (found["rows"], found["length"], found["new"])
-        cells = (
-            *sizes,
-            found.get("shared", 0),
-            heads,
-            best["us"],
-            best["gbs"],
-            found["read_gbs"],
-            best["gflops"],
-            beside,
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        cells = found["kv_dtype"]
+        if cells == "bfloat16":
+            plain[heads, *sizes] = best["us"]
+            beside = "" if other is None else f"{name}: {other['us'] / best['us']:.1f}x"
+        else:
+            beside = f"bfloat16 cells: {plain[heads, *sizes] / best['us']:.2f}x"
+        figures = best["us"], best["gbs"], found["read_gbs"], best["gflops"], beside
+        lines.append(f"| {' | '.join(map(str, (*sizes, found.get('shared', 0), heads, cells, *figures)))} |")
     return "\n".join(lines)
 
 
