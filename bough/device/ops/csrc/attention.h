@@ -21,7 +21,7 @@ struct Attention : Segments<T> {
     using Base::call, Base::group_heads, Base::dim, Base::words, Base::record, Base::groups;
     using Base::cap_scale, Base::log2_scale;
     using Base::first_visible, Base::from_lanes, Base::head, Base::load_queries, Base::locate, Base::n_queries;
-    using Base::n_records, Base::narrow, Base::new_tokens, Base::run_narrow, Base::run_wide, Base::transpose_rows;
+    using Base::n_records, Base::n_vecs, Base::narrow, Base::new_tokens, Base::run_narrow, Base::run_wide, Base::transpose_rows;
     using Base::visible;
     int queries_per_unit = 0;
     Unit* units = nullptr;
@@ -89,6 +89,8 @@ struct Attention : Segments<T> {
         return g.records + ((int64_t)kv_head * g.n_tokens + token) * group_heads * record;
     }
 
+    void begin(const Unit& u, Work<T>& w) const { narrow(u) ? begin_total(u, w) : to_lanes(u, w); }
+
     // 1 / the sum of all weights, relative to the largest score.
     float share_of(const float* total, int64_t head) const {
         if (!call.sinks) return 1.0f / total[dim + 1];
@@ -129,8 +131,7 @@ struct Attention : Segments<T> {
         w.carve(carver, queries_per_unit, call.n_kv_heads, words, dim);
         Unit& u = units[item.unit];
         load_queries(u, w);
-        if (!u.stride && narrow(u)) begin_total(u, w);
-        if (!u.stride && !narrow(u)) to_lanes(u, w);
+        if (!u.stride) begin(u, w);
         locate(u, item.first_segment, w.cells[item.first_segment % 2]);
         for (int s = item.first_segment; s < item.last_segment; ++s) {
             if (!narrow(u)) {
@@ -153,22 +154,19 @@ struct Attention : Segments<T> {
 
     // After the last segment of an item: whoever ends last has the unit's result.
     void finish(Unit& u, Work<T>& w) const {
-        if (u.stride && __atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
         const int n = n_queries(u);
-        if (narrow(u)) {
-            if (u.stride) begin_total(u, w);
-            for (int s = u.first_segment; u.stride && s < u.last_segment; ++s)
-                for (int r = 0; r < n_records(u); ++r) merge(apart(u, s) + r * record, w.rows + r * record);
-        } else {
-            if (u.stride) to_lanes(u, w);
-            for (int first = 0; first < n; first += LANES) {
-                const int count = n - first < LANES ? n - first : LANES;
-                float* total = w.total + first * record;
-                for (int s = u.first_segment; u.stride && s < u.last_segment; ++s)
-                    merge_lanes(apart(u, s) + first * record, total, dim, (int)ceil_div(count, WIDTH));
-                from_lanes(total, w.rows + first * record, count);
+        if (u.stride) {
+            if (__atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
+            begin(u, w);
+            for (int s = u.first_segment; s < u.last_segment; ++s) {
+                const float* from = apart(u, s);
+                for (int r = 0; narrow(u) && r < n_records(u); ++r) merge(from + r * record, w.rows + r * record);
+                for (int first = 0; !narrow(u) && first < n; first += LANES)
+                    merge_lanes(from + first * record, w.total + first * record, dim, n_vecs(n - first));
             }
         }
+        for (int first = 0; !narrow(u) && first < n; first += LANES)
+            from_lanes(w.total + first * record, w.rows + first * record, n - first < LANES ? n - first : LANES);
         if (u.group < 0) {
             write(u, w);
             return;

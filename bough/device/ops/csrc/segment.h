@@ -31,6 +31,9 @@ struct Segments {
     // Queries of each of the unit's kv heads.
     int n_queries(const Unit& u) const { return u.n_tokens * group_heads; }
 
+    // Vectors of a block of LANES that hold the first of so many queries.
+    static int n_vecs(int n) { return n < LANES ? (int)ceil_div(n, WIDTH) : LANE_VECS; }
+
     bool narrow(const Unit& u) const { return n_queries(u) <= NARROW; }
 
     // Records of one segment, or of the total.
@@ -371,8 +374,7 @@ struct Segments {
         int begin = segment * SEGMENT, n = n_queries(u);
         int n_blocks = (int)ceil_div(n, LANES);
         for (int first = 0, block = 0; first < n; first += LANES, ++block) {
-            int count = n - first < LANES ? n - first : LANES;
-            int n_vecs = (int)ceil_div(count, WIDTH);
+            int count = n - first < LANES ? n - first : LANES, vecs = n_vecs(count);
             int all = visible(u, first / group_heads) - begin;
             int some = visible(u, (first + count - 1) / group_heads) - begin;
             int lowest = first_visible(u, first / group_heads) - begin;
@@ -383,7 +385,7 @@ struct Segments {
             Ahead ahead[2] = {part(next, next.keys, block, n_blocks, n_keys),
                               part(next, next.values, block, n_blocks, n_keys)};
             bool masked = (all < now.n && all < some) || highest > 0;
-            for (int i = 0; masked && i < n_vecs * WIDTH; ++i) {
+            for (int i = 0; masked && i < vecs * WIDTH; ++i) {
                 int t = (first + (i < count ? i : 0)) / group_heads;
                 w.seen[i] = visible(u, t) - begin;
                 w.unseen[i] = first_visible(u, t) - begin;
@@ -398,7 +400,7 @@ struct Segments {
                     n_keys, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale, ahead,
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
                 };
-                switch (n_vecs) {
+                switch (vecs) {
                     case 1: lanes.template run<1>(); break;
                     case 2: lanes.template run<2>(); break;
                     default: lanes.template run<3>();
