@@ -156,6 +156,7 @@ def test_groups_change_no_bit(ops: Ops, problem: tuple[Case, list[tuple[list[int
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.usefixtures("two_threads")
 def test_many_rows_of_one_prefix(ops: Ops, dtype: torch.dtype, kv_dtype: torch.dtype | None) -> None:
     if ops.name == "reference":
         pytest.skip("the reference never shares")

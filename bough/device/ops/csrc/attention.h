@@ -21,8 +21,8 @@ struct Attention : Segments<T> {
     using Base::call, Base::group_heads, Base::dim, Base::words, Base::record, Base::groups;
     using Base::cap_scale, Base::log2_scale;
     using Base::first_visible, Base::from_lanes, Base::head, Base::load_queries, Base::locate, Base::n_queries;
-    using Base::n_records, Base::n_vecs, Base::narrow, Base::new_tokens, Base::run_narrow, Base::run_wide, Base::transpose_rows;
-    using Base::visible;
+    using Base::n_records, Base::n_vecs, Base::narrow, Base::new_tokens, Base::run_narrow, Base::run_wide;
+    using Base::transpose_rows, Base::visible;
     int queries_per_unit = 0;
     Unit* units = nullptr;
     Item* items = nullptr;
@@ -34,16 +34,17 @@ struct Attention : Segments<T> {
 
     // -- totals
 
-    // What a group has found for the first queries of a unit, into the totals in lanes; nothing if there is no group.
-    void to_lanes(const Unit& u, Work<T>& w) const {
+    // Starts the totals of many queries, in lanes, as begin_rows() does those of few.
+    void begin_lanes(const Unit& u, Work<T>& w) const {
         const int n = n_queries(u);
         const int64_t block = record * LANES;
-        for (float* total = w.total; total < w.total + ceil_div(n, LANES) * block; total += block) {
-            memset(total, 0, sizeof(float) * block);
-            for (int i = 0; i < LANES; ++i) total[dim * LANES + i] = -__builtin_inff();
+        if (!in_group(u)) {
+            memset(w.total, 0, sizeof(float) * ceil_div(n, LANES) * block);
+            for (int i = 0; i < ceil_to(n, LANES); ++i)
+                w.total[i / LANES * block + dim * LANES + i % LANES] = -__builtin_inff();
+            return;
         }
-        if (!in_group(u)) return;
-        begin_total(u, w);
+        begin_rows(u, w);
         for (int first = 0; first < n; first += WIDTH) {
             float* to = w.total + first / LANES * block + first % LANES;
             const uint32_t* rows[WIDTH];
@@ -72,7 +73,7 @@ struct Attention : Segments<T> {
     bool in_group(const Unit& u) const { return u.group < 0 && members[u.row].group >= 0; }
 
     // Starts the unit's totals with what its group has found for the shared prefix.
-    void begin_total(const Unit& u, Work<T>& w) const {
+    void begin_rows(const Unit& u, Work<T>& w) const {
         const int64_t n = n_queries(u) * record;
         for (int i = 0; i < u.n_heads && in_group(u); ++i)
             memcpy(w.rows + i * n,
@@ -89,7 +90,7 @@ struct Attention : Segments<T> {
         return g.records + ((int64_t)kv_head * g.n_tokens + token) * group_heads * record;
     }
 
-    void begin(const Unit& u, Work<T>& w) const { narrow(u) ? begin_total(u, w) : to_lanes(u, w); }
+    void begin(const Unit& u, Work<T>& w) const { narrow(u) ? begin_rows(u, w) : begin_lanes(u, w); }
 
     // 1 / the sum of all weights, relative to the largest score.
     float share_of(const float* total, int64_t head) const {

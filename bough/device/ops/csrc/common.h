@@ -14,7 +14,8 @@ enum Dtype { BOUGH_FLOAT32 = 0, BOUGH_BFLOAT16 = 1, BOUGH_FLOAT16 = 2, BOUGH_INT
 // One call of paged attention. q and out: [T, n_heads, head_dim]; k and v: [cells, n_kv_heads, head_dim] of kv_dtype;
 // k_scale, v_scale: [cells, n_kv_heads] for int8, else null; page_table: [*, table_stride] locs; rows, seq_len:
 // [n_rows]; q_start: [n_rows + 1] token offsets. A softcap c other than 0 bounds scores: c * tanh(score / c); a window w
-// other than 0 lets a query see the last w positions only, if chunked those from the last multiple of w on; sinks, [n_heads] or null, are scores without a value. Group g: the rows of the batch group_rows[group_start[g] ..
+// other than 0 lets a query see the last w positions only, if chunked those from the last multiple of w on; sinks,
+// [n_heads] or null, are scores without a value. Group g: the rows of the batch group_rows[group_start[g] ..
 // group_start[g + 1]) have their first group_tokens[g] locs in common, all of them before their new tokens.
 struct AttentionCall {
     const void* q;

@@ -14,9 +14,6 @@ namespace {
 
 constexpr int GROUP = 32;    // inputs that share a scale
 
-INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-INLINE int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
 // What belongs to the bytes of 32 inputs.
 struct GroupMeta {
     float scale;

@@ -37,6 +37,9 @@ typedef uint8_t vub __attribute__((vector_size(BOUGH_WIDTH)));
 
 #define INLINE inline __attribute__((always_inline))
 
+INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+INLINE int64_t ceil_to(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
+
 INLINE vf splat(float x) { return x - vf{}; }
 
 INLINE vf loadf(const float* p) {
