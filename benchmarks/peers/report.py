@@ -80,6 +80,11 @@ class Gain:
         return None if self.goal is None else self.factor >= self.goal
 
 
+def wide_row(name: str) -> str:
+    """The row with the same work in bfloat16."""
+    return f"{name.rpartition('/')[0]}/bf16"
+
+
 def standing(name: str, row: Mapping[str, Any]) -> Standing:
     """Judge one row of a report."""
     seconds = finished(row)
@@ -185,13 +190,31 @@ def _gains(reports: Sequence[Mapping[str, Any]]) -> str:
     return _table(["row", "run", "bfloat16 s", "s", "faster", "goal", "met"], lines) if lines else ""
 
 
+def current(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The reports, oldest first, without what later ones have measured again; those that have nothing left are empty.
+
+    A row stays in the last report that has it, in the last that has it beside each peer, and in the last that has it
+    with fewer bits beside bfloat16.
+    """
+    stays: dict[tuple[str, str], int] = {}
+    for i, report in enumerate(reports):
+        for name, row in report["rows"].items():
+            if "floor_s" in row:
+                stays[name, "last"] = i
+                stays |= {(name, contender): i for contender in row["cells"] if not contender.startswith("bough")}
+        for gain in _gained([report]):
+            stays[gain.row, "narrow"] = stays[wide_row(gain.row), f"wide of {gain.row}"] = i
+    kept = {(name, i) for (name, _), i in stays.items()}
+    return [{**r, "rows": {n: row for n, row in r["rows"].items() if (n, i) in kept}} for i, r in enumerate(reports)]
+
+
 def _gained(reports: Sequence[Mapping[str, Any]]) -> list[Gain]:
     found: dict[str, Gain] = {}
     for report in reports:
         seconds = {n: s.ours[1] for n, r in report["rows"].items() if "floor_s" in r and (s := standing(n, r)).ours}
         for name, narrow in seconds.items():
-            wide = seconds.get(f"{name.rpartition('/')[0]}/bf16")
-            if wide and not name.endswith("/bf16"):
+            wide = seconds.get(wide_row(name))
+            if wide and name != wide_row(name):
                 found[name] = Gain(name, report["machine"]["date"], wide, narrow)
     return [found[name] for name in ROWS if name in found]
 
@@ -267,16 +290,16 @@ def publish(results: Sequence[Path], output: Path) -> None:
     """Write the document and its pictures, a section for each run, behind what about.md beside the runs tells."""
     from benchmarks.peers.plots import against_floors
 
-    reports = [json.loads(result.read_text()) for result in results]
+    reports = current([json.loads(result.read_text()) for result in results])
     output.parent.mkdir(parents=True, exist_ok=True)
-    names = " and ".join(f"`{_shown(result)}`" for result in results)
+    names = ", ".join(f"`{_shown(path)}`" for path, report in zip(results, reports, strict=True) if report["rows"])
     parts = [
         "# Performance on a CPU, side by side",
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
-        "measured and what a floor is. A row that several runs have was measured again, not "
-        "always beside the same peers: the first table takes the last of its runs that has any. Where rows read more "
-        "than they multiply, the floor is as certain as the rate at which the machine reads, which is between the two "
-        "that are given with each row.",
+        "measured and what a floor is. A row that several runs have was measured again, not always beside the same "
+        "peers: the first table takes the last of its runs that has any. What later runs have measured again in every "
+        "way is left out. Where rows read more than they multiply, the floor is as certain as the rate at which the "
+        "machine reads, which is between the two that are given with each row.",
     ]
     if (about := results[0].parent / "about.md").exists():
         parts.append(about.read_text().strip())
@@ -298,7 +321,7 @@ def publish(results: Sequence[Path], output: Path) -> None:
         "## Fewer bits beside bfloat16, as last measured in one run",
         _gains(reports),
     ]
-    parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports]
+    parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports if report["rows"]]
     missed = {name for name, row in measured.items() if False in (standing(name, row).met or ())}
     missed |= {name for name, row in measured.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
     missed |= {gain.row for gain in _gained(reports) if gain.met is False}

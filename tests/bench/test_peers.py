@@ -191,6 +191,20 @@ def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> Non
     assert "| 3.00x | 1.6x | yes |" in report.markdown(both("135m/rag", 3.0, 1.0, "yesterday"))
 
 
+def test_a_run_is_shown_until_others_have_measured_all_of_it_again() -> None:
+    row = "135m/rag/bf16"
+    reports = [
+        result(row, bough_bf16=cell(3.0), llamacpp_bf16=cell(9.0)),
+        result(row, bough_bf16=cell(3.0), vllm_bf16=cell(9.0)),
+        both("135m/rag", 3.0, 1.0, "today"),
+        result(row, bough_bf16=cell(2.0), vllm_bf16=cell(8.0)),
+        result("135m/rag/int8", bough_int8=cell(2.0)),
+    ]
+    kept = [list(found["rows"]) for found in report.current(reports)]
+    assert kept == [[row], [], [row, "135m/rag/int8"], [row], ["135m/rag/int8"]]
+    assert [list(found["rows"]) for found in report.current(reports[1:])] == kept[1:]
+
+
 @pytest.mark.parametrize(
     "missed",
     [

@@ -100,6 +100,23 @@ def test_a_compiler_that_takes_too_long_ends_with_its_children(monkeypatch: pyte
     assert not is_read(held)
 
 
+def test_a_compiler_that_hangs_is_not_tried_at_every_start(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrapper = tmp_path / "compiler"
+    wrapper.write_text('#!/bin/sh\n[ "$1" = --version ] && exit 0\nexec sleep 60\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.1)
+    assert library.load().reason.endswith("took longer than 0.1 s")
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 900)
+    again = library.load().reason
+    assert "took longer than 0.1 s once" in again
+    Path(again.split("remove ")[1].split(" to try")[0]).unlink()
+    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.2)
+    assert library.load().reason.endswith("took longer than 0.2 s")
+
+
 def test_a_killed_build_leaves_no_compiler_and_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held, started, wrapper, temporary = (tmp_path / name for name in ("held", "started", "compiler", "temporary"))
     os.mkfifo(held)

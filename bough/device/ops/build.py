@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Instruction set -> flags; all of them go into one library, which chooses at run time."""
 
 COMPILE_SECONDS = 900
+VERSION_SECONDS = 60
 
 Start = Callable[[list[str]], subprocess.Popen[str]]
 
@@ -57,6 +58,10 @@ SEAL_BYTES = 32
 
 class BuildError(Exception):
     """The library could not be built; the message says why, for the operator."""
+
+
+class CompilerHangs(BuildError):
+    """The compiler took longer than it is given."""
 
 
 @cache
@@ -84,8 +89,8 @@ def find_compiler() -> list[str]:
 def compile_library(target: Path) -> list[str]:
     """Build the library into ``target``, atomically; returns the instruction sets that it holds.
 
-    Raises BuildError without a compiler, or when the generic variant does not compile. A variant that only this
-    compiler cannot build is left out.
+    Raises BuildError without a compiler, or when the generic variant does not compile; CompilerHangs after
+    ``COMPILE_SECONDS``. A variant that only this compiler cannot build is left out.
     """
     compiler = find_compiler()
     names = list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
@@ -110,7 +115,7 @@ def compile_library(target: Path) -> list[str]:
             beside.chmod(0o755)
             os.replace(beside, target)
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"the compiler took longer than {COMPILE_SECONDS} s") from error
+        raise CompilerHangs(f"the compiler took longer than {COMPILE_SECONDS} s") from error
     except OSError as error:
         raise BuildError(f"building the kernels failed: {error}") from error
     return list(built)
@@ -128,7 +133,8 @@ def cached_library(folder: Path | None = None) -> Path:
     """The library from the cache folder, built if it is not there; processes that ask at once build it once.
 
     Where there is no compiler any more, what another one has built of these sources will do. Raises BuildError if
-    there is nothing, and it cannot be built or the folder cannot be written.
+    there is nothing, and it cannot be built or the folder cannot be written. A compiler that hangs is not tried again
+    with the same sources: that would hold up every start.
     """
     folder = folder or cache_folder()
     name = "kernels-" + hashlib.sha256(f"{source_digest()} {platform.machine()}".encode()).hexdigest()[:24]
@@ -145,12 +151,23 @@ def cached_library(folder: Path | None = None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock")):
             if not is_whole(target):
-                # Whatever waits for it says nothing meanwhile, so that this must be seen without any settings.
-                log.warning("compiling the kernels for this processor, once; this takes a few minutes")
-                compile_library(target)
+                _compile_once(target)
     except OSError as error:
         raise BuildError(f"the cache folder {folder} is not usable: {error}") from error
     return target
+
+
+def _compile_once(target: Path) -> None:
+    hangs = target.with_suffix(".hangs")
+    if hangs.exists():
+        raise CompilerHangs(f"{hangs.read_text()} once; remove {hangs} to try it again")
+    # Whatever waits for it says nothing meanwhile, so that this must be seen without any settings.
+    log.warning("compiling the kernels for this processor, once; this takes a few minutes")
+    try:
+        compile_library(target)
+    except CompilerHangs as error:
+        hangs.write_text(str(error))
+        raise
 
 
 def cache_folder() -> Path:
@@ -166,9 +183,9 @@ def _compiler_digest() -> str:
     """Another compiler may know more instruction sets."""
     command = [*find_compiler(), "--version"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=VERSION_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise BuildError(f"{command[0]} took longer than {COMPILE_SECONDS} s") from error
+        raise BuildError(f"{command[0]} took longer than {VERSION_SECONDS} s to tell its version") from error
     except OSError as error:
         raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
