@@ -48,17 +48,17 @@ def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Se
 
 def _sampled(row: Row, running: Running, times: int, data: Path) -> str:
     pids = descendants(running.process.pid)
-    before = usage(running.process.pid)
     command = ["perf", "record", "-q", "-F", "499", "-o", str(data), "-p", ",".join(map(str, pids))]
     sampler = subprocess.Popen(command, stderr=subprocess.PIPE)
     try:
+        before = usage(running.process.pid)
         walls = [measure(running.run(row.work, row.sizes, f"profile/{i}", 600.0))["seconds"] for i in range(times)]
+        after = usage(running.process.pid)
     finally:
         sampler.send_signal(signal.SIGINT)
         _, said = sampler.communicate(timeout=60)
     if not data.exists():
         raise Unavailable(f"perf recorded nothing: {said.decode(errors='replace')[-300:]}")
-    after = usage(running.process.pid)
     heading = (
         f"{row.name}: {', '.join(f'{w:.3f}' for w in walls)} s; the server used {after.cores(before):.2f} cores, "
         f"others {after.foreign(before):.2f}"
