@@ -18,7 +18,7 @@ from bough.bench.measures import table
 
 RECORDED = "ik (recorded)"
 
-LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50")
+LATENCIES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "itl_ms_max", "tpot_ms_p50")
 
 JUDGED = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
 
@@ -58,12 +58,14 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Seconds of a row with weights in bfloat16 and with fewer bits, in one run."""
+    """Seconds of a row with weights in bfloat16 and with fewer bits, in one run; ``rates`` in GB/s, as the machine read
+    while each of them was measured."""
 
     row: str
     date: str
     wide: float
     narrow: float
+    rates: tuple[float, float]
 
     @property
     def factor(self) -> float:
@@ -183,11 +185,12 @@ def _as_good(ours: float | None, best: float | None) -> str:
 def _gains(reports: Sequence[Mapping[str, Any]]) -> str:
     """What fewer bits gain over bough's own bfloat16: each row in the last run that has both."""
     lines = [
-        [gain.row, gain.date, f"{gain.wide:.3g}", f"{gain.narrow:.3g}", f"{gain.factor:.2f}x",
+        [gain.row, gain.date, f"{gain.wide:.3g}", f"{gain.narrow:.3g}",
+         " / ".join(f"{rate:.0f}" for rate in gain.rates), f"{gain.factor:.2f}x",
          f"{gain.goal:g}x" if gain.goal else "", "" if gain.met is None else "yes" if gain.met else "no"]
         for gain in _gained(reports)
     ]  # fmt: skip
-    return _table(["row", "run", "bfloat16 s", "s", "faster", "goal", "met"], lines) if lines else ""
+    return _table(["row", "run", "bfloat16 s", "s", "read GB/s", "faster", "goal", "met"], lines) if lines else ""
 
 
 def current(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -215,7 +218,8 @@ def _gained(reports: Sequence[Mapping[str, Any]]) -> list[Gain]:
         for name, narrow in seconds.items():
             wide = seconds.get(wide_row(name))
             if wide and name != wide_row(name):
-                found[name] = Gain(name, report["machine"]["date"], wide, narrow)
+                rates = [_limits(report["rows"][each]).read_gb_s for each in (wide_row(name), name)]
+                found[name] = Gain(name, report["machine"]["date"], wide, narrow, (rates[0], rates[1]))
     return [found[name] for name in ROWS if name in found]
 
 
@@ -260,14 +264,17 @@ def _details(name: str, row: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{key} {value:g}" for key, value in row["sizes"].items())
     shown = table(figures, columns, "contender") if figures else "Nobody finished."
     title = ROWS[name].workload.title
-    measured = [Limits(**found) for found in row["limits"]]
-    limits, rates = middle(measured), [one.read_gb_s for one in measured]
+    limits, rates = _limits(row), [found["read_gb_s"] for found in row["limits"]]
     about = (
         f"{title[0].upper()}{title[1:]} ({sizes}). Floor {row['floor_s']:.3g} s, as the machine read "
         f"{limits.read_gb_s:.0f} GB/s ({min(rates):.0f} to {max(rates):.0f}) and multiplied "
         f"{limits.bf16_gflop_s:.0f} GFLOP/s in bf16 and {limits.int8_gop_s:.0f} GOP/s in int8."
     )
     return "\n\n".join([about, shown, *(["\n".join(notes)] if notes else [])])
+
+
+def _limits(row: Mapping[str, Any]) -> Limits:
+    return middle([Limits(**found) for found in row["limits"]])
 
 
 def unequal(row: Mapping[str, Any]) -> Iterator[str]:

@@ -83,7 +83,10 @@ def measure(calls: Sequence[Call]) -> Figures:
     if cached:
         figures["cached_tokens"] = sum(cached)
     figures |= _spread("ttft", [c.first - c.start for c in good if c.first is not None])
-    figures |= _spread("itl", [b - a for c in good for s in c.stamps.values() for a, b in zip(s, s[1:])])
+    gaps = [b - a for c in good for s in c.stamps.values() for a, b in zip(s, s[1:])]
+    figures |= _spread("itl", gaps)
+    if gaps:
+        figures["itl_ms_max"] = round(max(gaps) * 1e3, 2)
     figures |= _spread("tpot", [t for c in good for t in _per_token(c)])
     figures |= _spread("e2e", [c.end - c.start for c in good])
     return figures

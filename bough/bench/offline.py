@@ -31,6 +31,7 @@ COLUMNS = (
     "ttft_ms_p99",
     "itl_ms_p50",
     "itl_ms_p99",
+    "itl_ms_max",
     "e2e_ms_p50",
     "cached_tokens",
     "errors",

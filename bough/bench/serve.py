@@ -28,6 +28,7 @@ COLUMNS = (
     "ttft_ms_p99",
     "itl_ms_p50",
     "itl_ms_p99",
+    "itl_ms_max",
     "e2e_ms_p50",
     "e2e_ms_p99",
     "cached_tokens",

@@ -187,7 +187,7 @@ def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> Non
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "\n\nOf a machine.\n\n" in text.split("## ")[0]
     every = text.split("## Fewer bits")[1].split("\n## ")[0]
-    assert "| 135m/rag/int8 | today | 1.5 | 1 | 1.50x | 1.6x | no |" in every and "yesterday" not in every
+    assert "| 135m/rag/int8 | today | 1.5 | 1 | 80 / 80 | 1.50x | 1.6x | no |" in every and "yesterday" not in every
     assert "| 3.00x | 1.6x | yes |" in report.markdown(both("135m/rag", 3.0, 1.0, "yesterday"))
 
 
