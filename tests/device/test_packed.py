@@ -78,7 +78,7 @@ def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor, val
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.dtype) -> None:
-    for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288)]:
+    for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288), (150, 2100)]:
         weight = random_weight(kind, n_out, inputs_for(kind, n_in))
         bias = randn(1, n_out)[0]
         apply, values = ops.packed_linear(weight, bias.clone()), unpack(weight).double()
@@ -108,9 +108,10 @@ def test_any_shape_equals_float64(ops: Ops, kind: Kind, n_out: int, n_in: int, n
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int) -> None:
-    weight = random_weight(kind, 1000, 512)
-    apply, x = ops.packed_linear(weight, None), randn(40, 512)
+@pytest.mark.parametrize(("n_out", "n_in"), [(1000, 512), (280, 2304)])
+def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out: int, n_in: int) -> None:
+    weight = random_weight(kind, n_out, n_in)
+    apply, x = ops.packed_linear(weight, None), randn(40, n_in)
     whole = apply(x)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

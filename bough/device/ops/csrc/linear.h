@@ -58,9 +58,12 @@ template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
               const Then& then, T* out, int64_t out_stride) {
     auto after = [&](int64_t p) { return Then{p < end ? Tile::begin(l, p) : then.weight, then.others}; };
-    if constexpr (Tile::SINGLE > 0)
+    if constexpr (Tile::SINGLE > 0) {
+        for (; are_few_long(n, l.n_in) && panel + LONG_PANELS <= end; panel += LONG_PANELS)
+            rows_of_panels<Tile, LONG_PANELS, FEW_ROWS>(l, x, n, panel, after(panel + LONG_PANELS), out, out_stride);
         for (; n <= Tile::SINGLE && panel < end; ++panel)
             rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
+    }
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
         rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
                                                         out_stride);
@@ -127,7 +130,8 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
 #if defined(BOUGH_AMX)
     if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
 #endif
-    const int64_t at_a_time = dense ? DENSE_PANELS : n <= single_rows(has_four_bits(l)) ? 1 : GROUP_PANELS;
+    const bool single = n <= single_rows(has_four_bits(l));
+    const int64_t at_a_time = dense ? DENSE_PANELS : !single ? GROUP_PANELS : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
     return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, at_a_time) *
            (reads_compact(l, n) ? units_of(l) : dense ? input_words(l) : n_groups_of(l));
 }

@@ -77,7 +77,7 @@ struct AmxPairs {
         int64_t i = from;
         for (; i + TILE_WORDS <= to; i += TILE_WORDS) {
             if (alone)
-                for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL);
+                for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL, ahead_words(next.stride));
             else
                 next.touch<P>(i * PANEL, TILE_WORDS);
             next.ask();

@@ -76,7 +76,8 @@ struct CompactTile {
             due[p] = stray[p]->unit;
         }
         for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT)) {
-            for (int i = 0; i < UNIT_LINES; ++i) next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL);
+            for (int i = 0; i < UNIT_LINES; ++i)
+                next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
             next.ask();
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {

@@ -17,9 +17,13 @@ constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
 // Where few rows leave all the time to memory, groups are multiplied with one panel at a time: a thread then reads its
-// weights in the order in which they lie, which the processor foresees better than any request for single lines. Rows of
-// bytes are enough from three on to be worth two panels.
-constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : 2; }
+// weights in the order in which they lie, which the processor foresees best. Rows of bytes are enough from three on to be
+// worth two panels. Rows that are too long to stay in the first-level cache beside a panel are read from the second once
+// for every pass, so that one or two of them are multiplied with several panels.
+constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
+constexpr int LONG_PANELS = 4;
+constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
+INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS && inputs > LONG_INPUTS; }
 
 // One chain of sums for each row does not keep up with memory, so that dense weights of few rows are read as several
 // panels, too. Their lines are asked for this far ahead of their use: into the second-level cache, as the first has no
@@ -85,10 +89,10 @@ struct NextPanels {
             for (int i = 0; i < WANTED; ++i) others[i].ask();
     }
 
-    // Of few rows: the lines that are read ahead_words() after word `from` of the present panels, which begin at `w`.
+    // Of few rows: the lines that are read `words` after word `from` of the present panels, which begin at `w`.
     template <int P>
-    INLINE void ahead(const uint32_t* w, int64_t from) const {
-        from += ahead_words(stride);
+    INLINE void ahead(const uint32_t* w, int64_t from, int64_t words) const {
+        from += words;
         const uint32_t* begin = from < stride ? w + from : at + (from - stride);
         for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
     }
@@ -157,8 +161,8 @@ INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, con
     for (int64_t i = 0; i < words; ++i, a.advance(4)) {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
-        if (R <= 2)
-            next.ahead<P>(w, i * PANEL);
+        if (R <= FEW_ROWS)
+            next.ahead<P>(w, i * PANEL, ahead_words(next.stride));
         else
             next.touch<P>(i * PANEL, 1);
         next.ask();
@@ -286,6 +290,12 @@ struct GroupTile : WholePanels {
     static constexpr int64_t SINGLE = single_rows(Format::BITS == 4);
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 
+    // Few rows: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
+    // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Of
+    // short panels a request reaches beyond the next one: a model of 576 inputs decodes up to an eighth slower with it.
+    static constexpr int AHEAD_LINES = 4;
+    static constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
+
     // sums := products of words [first, first + n) of the group, which begins at w and a.
     template <int R, int P>
     static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a,
@@ -343,14 +353,19 @@ struct GroupTile : WholePanels {
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
                            float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
-        const uint32_t* w = l.weight + panel * stride;
+        const uint32_t *first = l.weight + panel * stride, *w = first;
+        const bool asks_ahead = SINGLE > 0 && stride >= 2 * AHEAD_WORDS;
         RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
         for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
-            if (R > 2) next.touch<P>(g * LINES * PANEL, LINES);
+            if (R > FEW_ROWS)
+                next.touch<P>(g * LINES * PANEL, LINES);
+            else if (asks_ahead)
+                for (int i = 0; i < LINES; i += AHEAD_LINES)
+                    next.ahead<P>(first, (g * LINES + i) * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
             next.ask();
             constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
             Sums<vi, R, P> sums;
