@@ -291,8 +291,8 @@ struct GroupTile : WholePanels {
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 
     // Few rows: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
-    // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Of
-    // short panels a request reaches beyond the next one: a model of 576 inputs decodes up to an eighth slower with it.
+    // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short
+    // panels are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
     static constexpr int AHEAD_LINES = 4;
     static constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
 
@@ -354,7 +354,7 @@ struct GroupTile : WholePanels {
                            float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t *first = l.weight + panel * stride, *w = first;
-        const bool asks_ahead = SINGLE > 0 && stride >= 2 * AHEAD_WORDS;
+        const bool asks_ahead = SINGLE > 0 && l.n_in >= LONG_INPUTS;
         RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
