@@ -4,9 +4,9 @@
     python benchmarks/linear.py --output FILE --document docs/quantization.md
 
 Each figure is the fastest of repeated calls, for which all forms take turns; the calls go over copies of the weight
-that together exceed the last cache, as the layers of a model do. GB/s counts the bytes of the weight once, GFLOP/s two
-per weight and row. A run of some shapes or kinds keeps what the file has of the others; with ``--document`` nothing is
-measured.
+that together exceed the last cache, as the layers of a model do. Our own weights lie on large pages, as the engine lays
+them. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run of some shapes or kinds keeps what
+the file has of the others; with ``--document`` nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ import torch
 
 from bough.bench.machine import facts
 from bough.device.ops.packed import GROUP, PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
+from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.device.platform.cpu import spare_onednn
+from bough.device.quant.packed import join
 
 Tensor = torch.Tensor
 Multiply = Callable[[Tensor], Tensor]
@@ -91,8 +93,8 @@ def contestant(kind: str, ops: Ops, k: int, n: int) -> tuple[Callable[[], Multip
         scales = torch.ones(k // 32, n, 2).bfloat16()
         mm = torch.ops.aten._weight_int4pack_mm_for_cpu
         return lambda: partial(_int4, mm, q4.clone(), scales), q4.nbytes + scales.nbytes
-    packed = example(kind, weight)
-    return lambda: ops.packed_linear(copy(packed), None), packed.nbytes
+    packed, arena = example(kind, weight), Arena()
+    return lambda: ops.packed_linear(join([packed], arena)[0], None), packed.nbytes
 
 
 def _weight_only(mm: Any, q: Tensor, scale: Tensor) -> Multiply:
@@ -117,11 +119,6 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     size = (n, groups, 2) if packed in PAIRED else (n, groups)
     sub = torch.ones((n, k // 32, 2), dtype=torch.uint8) if packed in SUPER else None
     return pack_groups(packed, q, torch.ones(size).half(), sub, inputs)
-
-
-def copy(packed: PackedWeight) -> PackedWeight:
-    scale = None if packed.scale is None else packed.scale.clone()
-    return PackedWeight(packed.kind, packed.n_out, packed.n_in, packed.weight.clone(), scale, packed.sub, packed.group)
 
 
 def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[str, Any]]:
