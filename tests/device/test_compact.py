@@ -90,7 +90,7 @@ def test_forms_take_no_more_bytes_than_there_are(library: Library) -> None:
 @given(
     n_out=st.integers(1, 150),
     units=st.integers(1, 40),
-    rows=st.integers(1, 7),
+    rows=st.integers(1, 10),
     strays=st.integers(0, 12),
     seed=st.integers(0, 99),
     threads=st.integers(1, 3),
@@ -109,12 +109,16 @@ def test_products_have_the_same_bits(
     assert torch.equal(compact.packed_linear(packed, bias)(x), plain.packed_linear(packed, bias)(x))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_the_compact_form_is_what_few_rows_read(library: Library, rows: int) -> None:
+MOST_ROWS = {"avx512bf16": 4, "avx512bf16x2": 8}
+
+
+def test_the_compact_form_is_what_few_rows_read(library: Library) -> None:
     """Seen by products with a whole form that was overwritten."""
-    weight = pack_bf16(gaussian(64, 128, strays=5))
-    x = torch.randn(rows, 128).bfloat16()
+    most = MOST_ROWS[library.isa()]
+    weight, x = pack_bf16(gaussian(64, 128, strays=5)), torch.randn(most, 128).bfloat16()
     linear = CpuOps(library, "under test").packed_linear(weight, None)
     before = linear(x)
     weight.weight.zero_()
-    assert torch.equal(linear(x), before) and not linear(torch.ones(5, 128).bfloat16()).any()
+    for rows in range(1, most + 1):
+        assert torch.equal(linear(x[:rows]), before[:rows])
+    assert not linear(torch.ones(most + 1, 128).bfloat16()).any()

@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bough.device.ops.cpu import CpuOps
 from bough.device.ops.packed import (
     FOUR_BITS,
     PAIRED,
@@ -22,6 +23,7 @@ from bough.device.ops.packed import (
 from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops
 from bough.device.quant.packed import PackedMethod, PackedTable, join
+from tests.variants import kernels_of
 
 Tensor = torch.Tensor
 
@@ -121,6 +123,23 @@ def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out:
         assert torch.equal(apply(x.flip(0)).flip(0), whole)
     finally:
         torch.set_num_threads(before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n_out=st.integers(1, 150), n_in=st.integers(1, 300), n=st.integers(1, 27), threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_rows_take_turns_by_the_processor_and_it_does_not_show(
+    n_out: int, n_in: int, n: int, threads: int, seed: int
+) -> None:
+    weight, x, bias = random_weight(Kind.BF16, n_out, n_in, seed=seed), randn(n, n_in, seed=seed), randn(1, n_out)[0]
+    torch.set_num_threads(threads)
+    outs = []
+    for isa in ("avx512bf16", "avx512bf16x2"):
+        with kernels_of(isa) as library:
+            outs.append(CpuOps(library, "under test").packed_linear(weight, bias)(x.bfloat16()))
+    assert torch.equal(*outs) and outs[0].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)

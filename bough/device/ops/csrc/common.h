@@ -337,6 +337,10 @@ struct KernelTable {
     void (*compact)(const CompactCall& call);
 };
 
+// Whether the processor multiplies two vectors of 512 bits in a cycle, which decides how many rows take turns with a
+// weight, and in which form; results do not depend on it.
+extern bool multiplies_twice;
+
 typedef void (*Body)(void* context, int64_t item);
 
 // Calls body(context, 0 .. n-1) on up to `threads` threads of the OpenMP runtime that torch uses. Items are

@@ -4,8 +4,11 @@
 
 #include "common.h"
 
-#if defined(BOUGH_WITH_AMX) && defined(__linux__)
+#if defined(BOUGH_WITH_AVX512BF16) || defined(BOUGH_WITH_AMX)
 #include <cpuid.h>
+#endif
+
+#if defined(BOUGH_WITH_AMX) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -29,16 +32,19 @@ extern const KernelTable kernels_avx512bf16;
 extern const KernelTable kernels_amx;
 #endif
 
+bool multiplies_twice = false;
+
 namespace {
 
 struct Choice {
     const char* name;
     const KernelTable* table;
     bool supported;
+    bool twice = false;    // see multiplies_twice
 };
 
 // The instruction sets other than generic are left out of the build where the compiler does not know them.
-constexpr int MAX_CHOICES = 6;
+constexpr int MAX_CHOICES = 7;
 Choice choices[MAX_CHOICES];
 int n_choices = 0;
 const KernelTable* table = nullptr;
@@ -55,6 +61,27 @@ bool has_tiles() {
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 #endif
+
+#if defined(BOUGH_WITH_AVX512BF16)
+// Whether vectors of 512 bits are computed in one piece, by two units: AMD's since Zen 5, but for laptops. They say so in
+// leaf 0x8000001a (FP512), which hypervisors hide; then the model tells.
+bool has_wide_units() {
+    constexpr unsigned FP512 = 1u << 3, ZEN5 = 0x1a;
+    unsigned a, b, c, d;
+    if (__get_cpuid(0x8000001a, &a, &b, &c, &d) && (a & FP512)) return true;
+    if (!__builtin_cpu_is("amd") || !__get_cpuid(1, &a, &b, &c, &d)) return false;
+    const unsigned family = (a >> 8 & 15) + (a >> 20 & 255), model = (a >> 16 & 15) << 4 | (a >> 4 & 15);
+    return family == ZEN5 && (model < 0x20 || (model >= 0x40 && model < 0x50));
+}
+#else
+bool has_wide_units() { return false; }
+#endif
+
+void choose(int i) {
+    chosen = i;
+    table = choices[i].table;
+    multiplies_twice = choices[i].twice;
+}
 
 // Fills `choices`, worst first, and picks the best that this processor and its system support.
 int detect() {
@@ -78,14 +105,16 @@ int detect() {
 #endif
 #if defined(BOUGH_WITH_AVX512BF16)
     choices[n_choices++] = {"avx512bf16", &kernels_avx512bf16, dot};
+    choices[n_choices++] = {"avx512bf16x2", &kernels_avx512bf16, dot, true};
 #endif
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
     choices[n_choices++] = {"amx", &kernels_amx, dot && has_tiles()};
 #endif
 #endif
+    int best = 0;
     for (int i = 0; i < n_choices; ++i)
-        if (choices[i].supported) chosen = i;
-    table = choices[chosen].table;
+        if (choices[i].supported && (!choices[i].twice || has_wide_units())) best = i;
+    choose(best);
     return n_choices;
 }
 
@@ -184,8 +213,7 @@ EXPORT int bough_set_isa(const char* name) {
         const char *a = choices[i].name, *b = name;
         while (*a && *a == *b) ++a, ++b;
         if (*a == *b && choices[i].supported) {
-            table = choices[i].table;
-            chosen = i;
+            choose(i);
             return 1;
         }
     }

@@ -64,6 +64,9 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         for (; n <= Tile::SINGLE && panel < end; ++panel)
             rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
     }
+    if constexpr (Tile::WIDE > 0)
+        for (; are_wide(n) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
+            rows_of_panels<Tile, WIDE_PANELS, Tile::WIDE>(l, x, n, panel, after(panel + WIDE_PANELS), out, out_stride);
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
         rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
                                                         out_stride);
@@ -131,8 +134,12 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
 #endif
     const bool single = n <= single_rows(has_four_bits(l));
-    const int64_t at_a_time = dense ? DENSE_PANELS : !single ? GROUP_PANELS : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
-    return ceil_div(n, LINEAR_ROWS) * ceil_div(panels, at_a_time) *
+    const bool wide = dense && are_wide(n);
+    const int64_t at_a_time = wide      ? WIDE_PANELS
+                              : dense   ? DENSE_PANELS
+                              : !single ? GROUP_PANELS
+                                        : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
+    return ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS) * ceil_div(panels, at_a_time) *
            (reads_compact(l, n) ? units_of(l) : dense ? input_words(l) : n_groups_of(l));
 }
 

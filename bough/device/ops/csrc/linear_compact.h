@@ -20,7 +20,8 @@ constexpr int CODES = 16;
 constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
 
 // More rows than these leave memory so much time that spreading is what they would wait for.
-constexpr int64_t COMPACT_ROWS = 4;
+constexpr int64_t COMPACT_ROWS = 4, WIDE_COMPACT_ROWS = 8;
+INLINE int64_t compact_rows() { return multiplies_twice ? WIDE_COMPACT_ROWS : COMPACT_ROWS; }
 
 INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
 
@@ -29,19 +30,20 @@ constexpr bool READS_COMPACT = true;
 
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS;
-    static constexpr int64_t SINGLE = 0;
+    static constexpr int64_t SINGLE = 0, WIDE = WIDE_COMPACT_ROWS;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
         return l.compact + panel * stride(l);
     }
     static INLINE int64_t stride(const PackedLinear& l) { return units_of(l) * COMPACT_WORDS; }
 
-    // Puts the strays of a unit into its words; returns where the next ones are.
-    static __attribute__((noinline)) const Stray* put(const Stray* stray, int64_t unit, vu (&words)[UNIT]) {
-        uint16_t halves[UNIT * HALVES];
-        memcpy(halves, words, sizeof halves);
-        for (; stray->unit == unit; ++stray) halves[stray->word * HALVES + stray->half] = stray->value;
-        memcpy(words, halves, sizeof halves);
+    // Puts the strays of a unit into its words; returns where the next ones are. No function of its own: for a call all sums
+    // would have to leave the registers.
+    static INLINE const Stray* put(const Stray* stray, int64_t unit, vu (&words)[UNIT]) {
+        for (; stray->unit == unit; ++stray)
+            for (int k = 0; k < UNIT; ++k)
+                words[k] = (vu)_mm512_mask_set1_epi16((__m512i)words[k], (__mmask32)(stray->word == k) << stray->half,
+                                                      (short)stray->value);
         return stray;
     }
 
@@ -92,6 +94,7 @@ struct CompactTile {
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r)
                         sums.at[r][p] = multiply(sums.at[r][p], words[k], ((const uint32_t*)a(r))[k]);
+                if (R > FEW_ROWS) a.forget();
             }
         }
         for (int r = 0; r < R; ++r)
@@ -104,7 +107,7 @@ constexpr bool READS_COMPACT = false;
 
 // Whether n rows read the compact form.
 INLINE bool reads_compact(const PackedLinear& l, int64_t n) {
-    return READS_COMPACT && l.compact && n <= COMPACT_ROWS;
+    return READS_COMPACT && l.compact && n <= compact_rows();
 }
 
 // Words of a panel in the form that n rows read, and where it begins.

@@ -25,6 +25,16 @@ constexpr int LONG_PANELS = 4;
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
 INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS && inputs > LONG_INPUTS; }
 
+// Rows that one pass multiplies with fewer dense panels where products cost little: then it counts that the panels are read
+// once for all rows.
+#if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
+constexpr int WIDE_ROWS = 12;
+#else
+constexpr int WIDE_ROWS = 0;
+#endif
+constexpr int WIDE_PANELS = 2;
+INLINE bool are_wide(int64_t rows) { return multiplies_twice && rows > LINEAR_ROWS && rows <= 2 * WIDE_ROWS; }
+
 // One chain of sums for each row does not keep up with memory, so that dense weights of few rows are read as several
 // panels, too. Their lines are asked for this far ahead of their use: into the second-level cache, as the first has no
 // room for as many requests as memory can answer at a time. Long panels are foreseen by the processor as well.
@@ -119,28 +129,40 @@ INLINE void clear(Sums<V, R, P>& sums) {
 INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
 INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
 
-// A place in each of the rows of a block. Two pointers and a stride reach six rows; left alone, the compiler keeps a
+// A place in each of the rows of a block. A pointer and a stride reach three rows; left alone, the compiler keeps a
 // pointer for every word of every row, and spends the inner loop on loading them.
 struct RowCursor {
-    const char *first, *fourth;
+    const char *first, *fourth, *seventh, *tenth;
     int64_t stride;    // bytes
 
     INLINE explicit RowCursor(const void* at, int64_t words)
-        : first((const char*)at), fourth((const char*)at + 12 * words), stride(4 * words) {}
+        : first((const char*)at), fourth(first + 12 * words), seventh(first + 24 * words), tenth(first + 36 * words),
+          stride(4 * words) {}
 
-    INLINE const void* operator()(int r) const { return r < 3 ? first + r * stride : fourth + (r - 3) * stride; }
+    INLINE const void* operator()(int r) const {
+        return r < 3   ? first + r * stride
+               : r < 6 ? fourth + (r - 3) * stride
+               : r < 9 ? seventh + (r - 6) * stride
+                       : tenth + (r - 9) * stride;
+    }
 
     INLINE void advance(int64_t bytes) {
-        first += bytes;
-        fourth += bytes;
+        first += bytes, fourth += bytes, seventh += bytes, tenth += bytes;
+        forget();
+    }
+
+    // What was read there is not kept: it would take registers that sums need.
+    INLINE void forget() {
         asm("" : "+r"(first), "+r"(fourth));
+        asm("" : "+r"(seventh));
+        asm("" : "+r"(tenth));
     }
 };
 
 // sums += word i of each row times one word of each output.
 template <typename V, int R, int P>
 INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
@@ -186,7 +208,7 @@ struct WholePanels {
 // out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
 struct Bf16Tile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS;
-    static constexpr int64_t SINGLE = 0;
+    static constexpr int64_t SINGLE = 0, WIDE = WIDE_ROWS;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, const NextPanels& next,
@@ -287,7 +309,7 @@ struct Q6KFormat {
 template <typename Format>
 struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS;
-    static constexpr int64_t SINGLE = single_rows(Format::BITS == 4);
+    static constexpr int64_t SINGLE = single_rows(Format::BITS == 4), WIDE = 0;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
 
     // Few rows: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
