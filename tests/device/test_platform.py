@@ -67,13 +67,24 @@ def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
     assert machine(tmp_path, files).free_memory() == 5000 * 1024
 
 
-def test_a_quota_bounds_the_processors(tmp_path: Path) -> None:
-    quota = tmp_path / "sys/fs/cgroup/cpu.max"
-    quota.parent.mkdir(parents=True)
-    quota.write_text("100000 100000\n")
-    assert usable_processors(tmp_path) == 1
-    quota.write_text("max 100000\n")
-    assert usable_processors(tmp_path) == usable_processors(tmp_path / "nothing") >= 1
+@pytest.mark.parametrize(
+    ("cgroup", "files"),
+    [
+        ("0::/", {"cpu.max": "{} 100000"}),
+        ("0::/system.slice/bough.service", {"system.slice/cpu.max": "{} 100000", "cpu.max": "max 100000"}),
+        ("0::/docker/of/the/host", {"cpu.max": "{} 100000"}),
+        ("4:cpu,cpuacct:/a", {"cpu,cpuacct/a/cpu.cfs_quota_us": "{}", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}),
+    ],
+)
+def test_a_quota_bounds_the_processors(tmp_path: Path, cgroup: str, files: dict[str, str]) -> None:
+    def with_quota(quota: str) -> int:
+        machine(tmp_path, {"proc/self/cgroup": f"5:memory:/b\n{cgroup}\n"})
+        machine(tmp_path, {f"sys/fs/cgroup/{name}": text.format(quota) + "\n" for name, text in files.items()})
+        return usable_processors(tmp_path)
+
+    assert with_quota("100000") == 1
+    assert with_quota("50000") == 1
+    assert with_quota("max") == with_quota("-1") == usable_processors(tmp_path / "nothing") >= 1
 
 
 def test_features_keep_to_the_known_ones(tmp_path: Path) -> None:

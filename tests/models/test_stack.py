@@ -185,7 +185,7 @@ def model_of(
     return forward
 
 
-@pytest.fixture(params=[*ISAS, "avx512bf16x2"])
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     with kernels_of(request.param):
         yield request.param

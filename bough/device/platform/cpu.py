@@ -18,11 +18,14 @@ TILE_LEAF = 0x1D
 
 
 def usable_processors(root: Path = Path("/")) -> int:
-    """Processors that this process may run on, less what a control group's quota forbids."""
+    """Processors that this process may run on, less what the quotas of its control groups forbid."""
     n = len(os.sched_getaffinity(0))
-    quota = _read(root / "sys/fs/cgroup/cpu.max").split()
-    if len(quota) == 2 and quota[0].isdecimal() and int(quota[1]) > 0:
-        n = min(n, max(1, int(quota[0]) // int(quota[1])))
+    for folder in _groups(root, "cpu"):
+        # Both of version 2, or one in a file of version 1; no quota is "max", or -1.
+        both = _read(folder / "cpu.max") or _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")
+        numbers = [int(number) for number in both.split() if number.isdecimal()]
+        if len(numbers) == 2 and numbers[1] > 0:
+            n = min(n, max(1, numbers[0] // numbers[1]))
     return n
 
 
@@ -60,8 +63,7 @@ class CpuPlatform:
         for line in self._read("proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-        # A group's limit binds its descendants, so every level counts.
-        for folder in self._memory_groups():
+        for folder in _groups(self._root, "memory"):
             limit = self._number(folder / "memory.max") or self._number(folder / "memory.limit_in_bytes")
             used = self._number(folder / "memory.current") or self._number(folder / "memory.usage_in_bytes")
             if limit is not None and limit < UNLIMITED:
@@ -76,18 +78,6 @@ class CpuPlatform:
     def peak(self, run: Callable[[], object]) -> int:
         return 0
 
-    def _memory_groups(self) -> list[Path]:
-        """Folders of the process's control group and of those above it, version 2 or 1."""
-        folders = []
-        for line in self._read("proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            base = self._root / "sys/fs/cgroup" / controllers
-            group = base / path.strip("/")
-            folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
-        return folders
-
     def _reclaimable(self, folder: Path) -> int:
         """File cache that the kernel drops before it refuses memory."""
         names = ("inactive_file", "total_inactive_file")
@@ -100,6 +90,19 @@ class CpuPlatform:
 
     def _read(self, path: str | Path) -> str:
         return _read(self._root / path)
+
+
+def _groups(root: Path, controller: str) -> list[Path]:
+    """Folders of the process's control group and of those above it, whose limits bind it too; version 2 or 1."""
+    folders = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        group = base / path.strip("/")
+        folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
+    return folders
 
 
 def _processor(root: Path) -> dict[str, str]:
