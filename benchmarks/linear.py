@@ -34,7 +34,7 @@ Tensor = torch.Tensor
 Multiply = Callable[[Tensor], Tensor]
 
 SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 2048)
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 2048)
 ROUNDED = {
     "int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
     "q4/64": "4 bits, groups of 64", "q4/128": "GPTQ, groups of 128", "q4_zero/128": "AWQ, groups of 128",

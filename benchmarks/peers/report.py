@@ -297,7 +297,11 @@ def publish(results: Sequence[Path], output: Path) -> None:
     """Write the document and its pictures, a section for each run, behind what about.md beside the runs tells."""
     from benchmarks.peers.plots import against_floors
 
-    reports = current([json.loads(result.read_text()) for result in results])
+    reports = [json.loads(result.read_text()) for result in results]
+    for path, report in zip(results, reports, strict=True):
+        if report.get("benchmark") != "peers":
+            raise SystemExit(f"{path} was not written by `python -m benchmarks.peers run`")
+    reports = current(reports)
     output.parent.mkdir(parents=True, exist_ok=True)
     names = ", ".join(f"`{_shown(path)}`" for path, report in zip(results, reports, strict=True) if report["rows"])
     parts = [

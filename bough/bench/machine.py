@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from bough.base.control_groups import cpu_quota, memory_limit
+
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 """CPU features that kernels care about, as Linux names them (x86)."""
 
@@ -37,24 +39,17 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes: of the machine, available now, and the control group's limit and use (None without a limit)."""
+    """Bytes: of the machine, what this process may still take, and the control group's limit (None without one)."""
 
     total: int
-    available: int
+    usable: int
     limit: int | None
-    used_of_limit: int | None
-
-    @property
-    def usable(self) -> int:
-        """Bytes that this process may still take."""
-        if self.limit is None:
-            return self.available
-        return max(0, min(self.available, self.limit - (self.used_of_limit or 0)))
 
 
-def cpu(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Cpu:
-    """Read the processor's facts; missing files give "unknown", no features and no quota."""
-    blocks = [_fields(block) for block in _read(proc / "cpuinfo").strip().split("\n\n")]
+def cpu(root: Path = Path("/")) -> Cpu:
+    """Read the processor's facts; missing files give "unknown", no features and no quota. ``root`` is where /proc and
+    /sys hang."""
+    blocks = [_fields(block) for block in _read(root / "proc/cpuinfo").strip().split("\n\n")]
     first = blocks[0]
     flags = set((first.get("flags") or first.get("Features") or "").split())
     allowed = os.sched_getaffinity(0)
@@ -64,22 +59,17 @@ def cpu(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Cpu:
         features=tuple(name for name in FEATURES if name in flags),
         cores=len(cores) or len(allowed),
         threads=len(allowed),
-        quota=_quota(sys / "fs/cgroup"),
+        quota=cpu_quota(root),
     )
 
 
-def memory(proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> Memory:
+def memory(root: Path = Path("/")) -> Memory:
     """Read the memory's facts; a missing file counts as 0 bytes or no limit."""
-    info = _fields(_read(proc / "meminfo"))
-    group = sys / "fs/cgroup"
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    if limit is None:
-        limit = _number(group / "memory/memory.limit_in_bytes")
-        used = _number(group / "memory/memory.usage_in_bytes")
-    total = _kib(info.get("MemTotal"))
-    if limit is not None and limit >= total:
-        limit = used = None
-    return Memory(total, _kib(info.get("MemAvailable")), limit, used)
+    info, group = _fields(_read(root / "proc/meminfo")), memory_limit(root)
+    total, available = _kib(info.get("MemTotal")), _kib(info.get("MemAvailable"))
+    if group is None or group.limit >= total:
+        return Memory(total, available, None)
+    return Memory(total, min(available, group.left), group.limit)
 
 
 def gpu() -> str | None:
@@ -153,16 +143,3 @@ def _index(block: dict[str, str]) -> int:
 
 def _kib(value: str | None) -> int:
     return int(value.split()[0]) * 1024 if value else 0
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path).strip()
-    return int(text) if text.isdigit() else None
-
-
-def _quota(group: Path) -> float | None:
-    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
-    if not quota:
-        quota = _read(group / "cpu/cpu.cfs_quota_us").strip()
-        period = _read(group / "cpu/cpu.cfs_period_us").strip()
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None

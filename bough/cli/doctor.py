@@ -85,7 +85,7 @@ def _processor(cpu: machine.Cpu) -> Iterator[Finding]:
     usable = f"{cpu.model}: {cpu.cores} cores, {cpu.threads} threads usable{quota}"
     if cpu.quota is not None and cpu.quota < cpu.cores:
         threads = max(1, int(cpu.quota))
-        yield Finding("cpu", "slow", usable, f"threads beyond the quota are put to sleep: use --threads {threads}")
+        yield Finding("cpu", "note", usable, f"threads beyond the quota would be put to sleep: bough uses {threads}")
     else:
         yield Finding("cpu", "ok", usable)
     if platform.machine() not in ("x86_64", "AMD64"):

@@ -24,6 +24,9 @@ flags\t\t: fpu avx2 fma avx512f
 """
 
 
+OWN_GROUP = {"proc/self/cgroup": "4:memory:/\n0::/\n"}
+
+
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
@@ -34,15 +37,15 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 def test_two_threads_of_one_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    root = write(tmp_path, {"cpuinfo": CPUINFO, "fs/cgroup/cpu.max": "150000 100000\n"})
-    cpu = machine.cpu(root, root)
+    root = write(tmp_path, {"proc/cpuinfo": CPUINFO, **OWN_GROUP, "sys/fs/cgroup/cpu.max": "150000 100000\n"})
+    cpu = machine.cpu(root)
     assert cpu == machine.Cpu("Toy CPU 3000", ("avx2", "fma", "avx512f"), 1, 2, 1.5)
 
 
 def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
-    cpu = machine.cpu(tmp_path, tmp_path)
+    cpu = machine.cpu(tmp_path)
     assert cpu.features == () and cpu.quota is None and cpu.threads == len(os.sched_getaffinity(0))
-    assert machine.memory(tmp_path, tmp_path) == machine.Memory(0, 0, None, None)
+    assert machine.memory(tmp_path) == machine.Memory(0, 0, None)
 
 
 MEMINFO = "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n"
@@ -52,22 +55,22 @@ MEMINFO = "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n"
     ("files", "limit", "usable"),
     [
         ({}, None, 4 << 30),
-        ({"fs/cgroup/memory.max": "max\n", "fs/cgroup/memory.current": "1\n"}, None, 4 << 30),
-        ({"fs/cgroup/memory.max": f"{3 << 30}\n", "fs/cgroup/memory.current": f"{1 << 30}\n"}, 3 << 30, 2 << 30),
+        ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"}, None, 4 << 30),
+        ({"sys/fs/cgroup/memory.max": f"{3 << 30}\n", "sys/fs/cgroup/memory.current": f"{1 << 30}\n"}, 3 << 30, 2 << 30),
         (
             {
-                "fs/cgroup/memory/memory.limit_in_bytes": f"{2 << 30}\n",
-                "fs/cgroup/memory/memory.usage_in_bytes": f"{1 << 30}\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 << 30}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{1 << 30}\n",
             },
             2 << 30,
             1 << 30,
         ),
-        ({"fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None, 4 << 30),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None, 4 << 30),
     ],
 )
 def test_memory_minds_the_control_group(tmp_path: Path, files: dict[str, str], limit: int | None, usable: int) -> None:
-    root = write(tmp_path, {"meminfo": MEMINFO, **files})
-    memory = machine.memory(root, root)
+    root = write(tmp_path, {"proc/meminfo": MEMINFO, **OWN_GROUP, **files})
+    memory = machine.memory(root)
     assert memory.limit == limit and memory.usable == usable
 
 

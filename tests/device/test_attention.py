@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
 from bough.device.ops.cells import QuantizedCells, read_cells
+from bough.device.ops.cpu import _warn_of_heads
 from bough.device.ops.heads import Heads
 from bough.device.ops.registry import Ops
 
@@ -266,6 +267,14 @@ def test_bits_depend_on_the_row_alone(
 def test_odd_head_dimensions_work(ops: Ops) -> None:
     check(ops, make_case([70, 5], [1, 5], (4, 2, 24), torch.float32))
     check(ops, make_case([70, 5], [1, 5], (4, 2, 24), torch.bfloat16, kv_dtype=torch.int8))
+
+
+def test_heads_without_a_kernel_are_warned_of_once(ops: Ops, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_heads.cache_clear()
+    for dim in (24, 32, 24):
+        ops.paged_attention(*make_case([70, 5], [1, 5], (4, 2, dim), torch.float32).args)
+    told = [record.message for record in caplog.records if "dimensions" in record.message]
+    assert len(told) == (ops.name == "cpu") and all("24" in message for message in told)
 
 
 def test_the_backend_passes_its_plan_on(ops: Ops) -> None:

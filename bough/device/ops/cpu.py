@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
@@ -31,6 +33,8 @@ from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackab
 
 Tensor = torch.Tensor
 
+log = logging.getLogger(__name__)
+
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 MAX_HEAD_DIM = 512
@@ -44,7 +48,7 @@ class CpuOps(RoundsBehind):
     """:class:`bough.device.ops.registry.Ops` by the shared library.
 
     Uses as many threads as torch does. Attention with a head dimension that is not a multiple of 16 falls back to
-    the reference. bfloat16 attention has float32's independence of batch and chunks, too.
+    the reference, with one warning. bfloat16 attention has float32's independence of batch and chunks, too.
 
     Attributes:
         library: has the kernels.
@@ -147,6 +151,7 @@ class CpuOps(RoundsBehind):
     ) -> Tensor:
         dtype, (_, n_heads, dim), n_kv_heads = _dtype(q), q.shape, k_cache.shape[1]
         if dim % 16:
+            _warn_of_heads(dim)
             return self._reference.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_len, scoring)
         n, sinks = len(rows), scoring.sinks
         _check(
@@ -392,3 +397,8 @@ def _check(fits: bool, op: str, *tensors: Tensor | None) -> None:
 
 def _shown(tensors: tuple[Tensor | None, ...]) -> str:
     return ", ".join("nothing" if t is None else f"{t.dtype} {list(t.shape)}" for t in tensors)
+
+
+@cache
+def _warn_of_heads(dim: int) -> None:
+    log.warning("heads of %d dimensions, which 16 does not divide, have no kernel: attention is torch's, and slow", dim)

@@ -1,9 +1,8 @@
-"""Linear layers with unquantised weights that are not packed: float32, the reference, and oneDNN."""
+"""Linear layers with unquantised weights that are not packed: float32, the reference, and GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 
@@ -14,18 +13,12 @@ from bough.device.quant.base import LinearMethod, Parameter
 
 Tensor = torch.Tensor
 
-PACKED_ROWS = 16
-"""Rows for which oneDNN is asked to lay out a weight; the layout serves every number of rows."""
-
 
 class DenseLinear:
     """``x weight^T + bias`` in the weight's dtype.
 
-    * float32, and anything with the reference ops: a row's result does not depend on the other rows, bit by bit
-      (:meth:`bough.device.ops.registry.Ops.linear`).
-    * On CUDA: cuBLAS.
-    * bfloat16 otherwise: oneDNN on a weight in oneDNN's own layout. The kernel that it picks depends on the number of
-      rows, so results may differ in the last bit between batches.
+    On a CPU a row's result does not depend on the other rows, bit by bit (:meth:`bough.device.ops.registry.Ops.linear`);
+    the compiled kernels take float32 only. On CUDA it is cuBLAS's.
 
     The original weight is not kept, unless it is the form in use.
     """
@@ -35,13 +28,8 @@ class DenseLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, ops: Ops) -> None:
         """weight [out, in], bias [out] or None."""
-        self._apply: Callable[[Tensor], Tensor]
         self.stored = HeldWeight(weight, bias) if ops.name == "triton" else None
-        if ops.name != "cpu" or weight.dtype == torch.float32:
-            self._apply = ops.linear(weight, bias)
-        else:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            self._apply = partial(_onednn_linear, packed, bias)
+        self._apply = ops.linear(weight, bias)
 
     def apply(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out], a new tensor."""
@@ -95,8 +83,3 @@ def stacked(pieces: Sequence[Parameter]) -> Tensor:
         whole[end : end + len(rows)] = rows
         end += len(rows)
     return whole[:end]
-
-
-def _onednn_linear(packed: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return out

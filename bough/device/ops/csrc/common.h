@@ -155,7 +155,7 @@ struct Stray {
 };
 
 // Room for the strays of a panel and the end of their list.
-inline int64_t strays_of(int64_t n_in) { return n_in / 16 + 2; }
+static inline int64_t strays_of(int64_t n_in) { return n_in / 16 + 2; }
 
 // What a linear layer multiplies may be packed in parts, whose outputs lie side by side.
 constexpr int MOST_PARTS = 3;
@@ -343,8 +343,8 @@ extern bool multiplies_twice;
 
 typedef void (*Body)(void* context, int64_t item);
 
-// Calls body(context, 0 .. n-1) on up to `threads` threads of the OpenMP runtime that torch uses. Items are
-// handed out one by one, so no kernel may let its result depend on who computes what.
+// Calls body(context, 0 .. n-1) on up to `threads` threads of the OpenMP runtime that torch uses. Each has a run of the
+// items and helps the others when it is done, so no kernel may let its result depend on who computes what.
 void parallel_items(int64_t n, int threads, Body body, void* context);
 
 // Calls body(context, index, n) on n <= `threads` threads of the same runtime, all at once, with indices 0 .. n-1.

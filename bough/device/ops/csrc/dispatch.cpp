@@ -2,7 +2,7 @@
 
 #include <stdlib.h>
 
-#include "common.h"
+#include "team.h"
 
 #if defined(BOUGH_WITH_AVX512BF16) || defined(BOUGH_WITH_AMX)
 #include <cpuid.h>
@@ -127,19 +127,20 @@ typedef int (*Place)();
 Region region = nullptr;
 Place thread_index = nullptr, thread_count = nullptr;
 
+constexpr int MOST_RUNS = 64;   // threads beyond help those that have one
+
 struct Job {
-    int64_t next, n;
+    int64_t n_items;
+    int n_runs;
     Body body;
     void* context;
+    Counter counters[MOST_RUNS];
 };
 
 void take_items(void* p) {
     Job& job = *(Job*)p;
-    for (;;) {
-        int64_t item = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED);
-        if (item >= job.n) return;
-        job.body(job.context, item);
-    }
+    const int index = thread_index() % job.n_runs;
+    take_runs(job.counters, index, job.n_runs, job.n_items, 1, [&](int64_t item, int64_t) { job.body(job.context, item); });
 }
 
 struct Buffers {
@@ -167,11 +168,17 @@ void* scratch(int which, int64_t bytes) {
 }
 
 void parallel_items(int64_t n, int threads, Body body, void* context) {
-    Job job = {0, n, body, context};
-    if (region && threads > 1 && n > 1)
-        region(take_items, &job, (unsigned)threads, 0);
-    else
-        take_items(&job);
+    if (!region || threads <= 1 || n <= 1) {
+        for (int64_t item = 0; item < n; ++item) body(context, item);
+        return;
+    }
+    Job job;
+    job.n_items = n;
+    job.n_runs = threads < MOST_RUNS ? threads : MOST_RUNS;
+    job.body = body;
+    job.context = context;
+    for (int i = 0; i < job.n_runs; ++i) job.counters[i].next = 0;
+    region(take_items, &job, (unsigned)threads, 0);
 }
 
 void parallel_team(int threads, TeamBody body, void* context) {

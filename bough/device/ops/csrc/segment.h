@@ -9,6 +9,8 @@
 
 namespace {
 
+constexpr int LARGE_CELL = 1024;    // bytes
+
 template <typename T>
 struct Segments {
     typedef Word<T> word;
@@ -147,12 +149,12 @@ struct Segments {
         return rows;
     }
 
-    // Reads n cells of all the unit's heads, a line after the other. What follows reads one head at a time, in strides
-    // that no hardware foresees. Loads in order bring all of it near, at up to 1.6 times the rate of prefetch
-    // instructions, for they set the hardware's own prefetching going.
+    // Reads n small cells of all the unit's heads, a line after the other. What follows reads one head at a time, in strides
+    // that no hardware foresees; loads in order set its own prefetching going. Of large cells, what has been asked for is
+    // there as soon without.
     void fetch(const Unit& u, const void* const* cells, int n) const {
         const int bytes = cell_bytes_of(u.n_heads);
-        for (int i = 0; i < n; ++i)
+        for (int i = 0; bytes < LARGE_CELL && i < n; ++i)
             for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
     }
 
@@ -202,20 +204,11 @@ struct Segments {
             const int count = tile_keys(n_read, key, TILE);
             Ahead ahead(last ? cells.values : cells.keys + key + TILE,
                         last ? tile_keys(n_read, 0, v_tile) : tile_keys(n_read, key + TILE, TILE), cell_bytes_of(u.n_heads),
-                        u.n_heads * product_steps(bytes ? 2 * n : n, key_words));
+                        u.n_heads * (product_steps(bytes ? 2 * n : n, key_words) + count / WIDTH * turn_steps(n) +
+                                     (last ? n * soften_steps(n) : 0)));
             fetch(u, cells.keys + key, count);
             for (int i = 0; i < u.n_heads; ++i) score(cells, i, n, key, count, ahead, w);
-        }
-        for (int i = 0; i < u.n_heads; ++i) {
-            load_scales(u.kv_head + i, cells);
-            for (int r = i * n; r < (i + 1) * n; ++r) {
-                int seen = visible(u, r % n / group_heads) - segment * SEGMENT;
-                int begin = first_visible(u, r % n / group_heads) - segment * SEGMENT;
-                if (bytes) join_scores(cells.n, r, w);
-                soften(cells, begin, seen < cells.n ? seen : cells.n, scores(r, w), w.weights + (int64_t)r * SEGMENT,
-                       w.segment + r * record);
-                memset(w.segment + r * record, 0, sizeof(float) * dim);
-            }
+            for (int i = 0; last && i < u.n_heads; ++i) weigh(u, segment, i, n, cells, ahead, w);
         }
         for (int key = 0; key < n_read; key += v_tile) {
             const bool last = key + v_tile >= n_read;
@@ -225,6 +218,24 @@ struct Segments {
                         cell_bytes_of(last ? then_heads : u.n_heads), u.n_heads * mix_steps(n, count));
             fetch(u, cells.values + key, count);
             for (int i = 0; i < u.n_heads; ++i) mix(cells, i, n, key, count, ahead, w);
+        }
+    }
+
+    // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
+    int turn_steps(int n) const { return key_words / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
+    int soften_steps(int n) const { return SEGMENT / 2 / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
+
+    // The weights of the unit's i-th kv head.
+    void weigh(const Unit& u, int segment, int i, int n, Cells& cells, Ahead& ahead, Work<T>& w) const {
+        load_scales(u.kv_head + i, cells);
+        for (int r = i * n; r < (i + 1) * n; ++r) {
+            int seen = visible(u, r % n / group_heads) - segment * SEGMENT;
+            int begin = first_visible(u, r % n / group_heads) - segment * SEGMENT;
+            if (bytes) join_scores(cells.n, r, w);
+            soften(cells, begin, seen < cells.n ? seen : cells.n, scores(r, w), w.weights + (int64_t)r * SEGMENT,
+                   w.segment + r * record);
+            memset(w.segment + r * record, 0, sizeof(float) * dim);
+            ahead.step(soften_steps(n));
         }
     }
 
@@ -240,8 +251,10 @@ struct Segments {
         int64_t head = (int64_t)i * dim;
         const void* const* keys = cells.keys + key;
         if (!bytes) keys = (const void* const*)as_elements(keys, head, count, w.keys, rows);
-        for (int j = 0; j < count; j += WIDTH)
+        for (int j = 0; j < count; j += WIDTH) {
             transpose_rows((const uint32_t* const*)keys + j, head * key_words / dim, key_words, (uint32_t*)w.tile + j, TILE);
+            ahead.step(turn_steps(n));
+        }
         const word* queries = w.queries + (int64_t)i * n * words;
         float* to = scores(i * n, w) + key;
         if (bytes)

@@ -36,6 +36,21 @@ struct alignas(64) Counter {
     int64_t next;
 };
 
+// Calls run(first, last) for chunks of [0, items) until none is left, for thread `index` of n, of which each has a counter
+// that starts at zero and a run of the items.
+template <typename Run>
+void take_runs(Counter* counters, int index, int n, int64_t items, int64_t chunk, const Run& run) {
+    for (int i = 0; i < n; ++i) {
+        int owner = index + i < n ? index + i : index + i - n;
+        int64_t begin = items * owner / n, count = items * (owner + 1) / n - begin;
+        for (;;) {
+            int64_t first = __atomic_fetch_add(&counters[owner].next, chunk, __ATOMIC_RELAXED);
+            if (first >= count) break;
+            run(begin + first, begin + (first + chunk < count ? first + chunk : count));
+        }
+    }
+}
+
 // What the threads of a region share. Starts as zeros.
 struct Team {
     static constexpr int MOST = 256;
@@ -87,15 +102,7 @@ class TeamThread {
         stage_ += 1;
         // Nobody looks at the counters of the stage before the last any more: they serve the next one.
         team_.counters[stage_ % 3][index].next = 0;
-        for (int i = 0; i < n; ++i) {
-            int owner = index + i < n ? index + i : index + i - n;
-            int64_t begin = items * owner / n, count = items * (owner + 1) / n - begin;
-            for (;;) {
-                int64_t first = __atomic_fetch_add(&now[owner].next, chunk, __ATOMIC_RELAXED);
-                if (first >= count) break;
-                run(begin + first, begin + (first + chunk < count ? first + chunk : count));
-            }
-        }
+        take_runs(now, index, n, items, chunk, run);
     }
 
   private:

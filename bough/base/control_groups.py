@@ -1,0 +1,77 @@
+"""What control groups of Linux allow a process: its own one and those above it, whose limits bind it too.
+
+Of version 2, or 1; no limit is "max", -1, or more than any machine has.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+UNLIMITED = 1 << 60
+
+
+class MemoryLimit(NamedTuple):
+    """Bytes: that a group may use, that it uses, and of these, file cache that the kernel drops before it refuses any."""
+
+    limit: int
+    used: int
+    reclaimable: int
+
+    @property
+    def left(self) -> int:
+        """What may still be taken."""
+        return max(0, self.limit - self.used + self.reclaimable)
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """CPUs that the tightest group allows, None without a limit. ``root`` is where /proc and /sys hang."""
+    quotas = []
+    for folder in _folders(root, "cpu"):
+        # Both numbers are in one file of version 2, or each is in a file of version 1.
+        both = _read(folder / "cpu.max") or _read(folder / "cpu.cfs_quota_us") + _read(folder / "cpu.cfs_period_us")
+        numbers = [int(number) for number in both.split() if number.isdecimal()]
+        if len(numbers) == 2 and numbers[1] > 0:
+            quotas.append(numbers[0] / numbers[1])
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
+    """Of the group that leaves least, None without a limit."""
+    limits = []
+    for folder in _folders(root, "memory"):
+        limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+        used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+        if limit is not None and limit < UNLIMITED:
+            limits.append(MemoryLimit(limit, used, _reclaimable(folder)))
+    return min(limits, key=lambda limit: limit.left, default=None)
+
+
+def _folders(root: Path, controller: str) -> list[Path]:
+    folders = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        group = base / path.strip("/")
+        folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
+    return folders
+
+
+def _reclaimable(folder: Path) -> int:
+    names = ("inactive_file", "total_inactive_file")
+    found = [line.split() for line in _read(folder / "memory.stat").splitlines()]
+    return max((int(value) for name, value in found if name in names), default=0)
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
