@@ -43,9 +43,9 @@ KINDS = ("onednn", "bf16", *ROUNDED, "torch int8", "torch int4")
 """Behind a stroke: inputs that share a scale, where it is not 32."""
 MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
 CACHE_BYTES = 80 << 20
-TURNS = 4
+TURNS = 12
 """That the forms take with each other, as a shared machine is now faster, now slower."""
-SECONDS = 0.05
+SECONDS = 0.02
 """Of repeating each measurement, in each turn."""
 
 
