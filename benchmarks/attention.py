@@ -65,7 +65,7 @@ class Problem:
 
 
 class Recorder:
-    """Keeps what the compiled kernel was last called with by the ops that are made while it is entered, to call it over."""
+    """What the compiled kernel of the ops that are made while it is entered was last called with, to call it again."""
 
     def __init__(self) -> None:
         self.again: Callable[[], object] | None = None

@@ -12,7 +12,7 @@ UNLIMITED = 1 << 60
 
 
 class MemoryLimit(NamedTuple):
-    """Bytes: that a group may use, that it uses, and of these, file cache that the kernel drops before it refuses any."""
+    """Bytes: that a group may use, that it uses, and that of these are file cache, dropped before any are refused."""
 
     limit: int
     used: int

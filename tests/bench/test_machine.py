@@ -56,7 +56,11 @@ MEMINFO = "MemTotal:       8388608 kB\nMemAvailable:   4194304 kB\n"
     [
         ({}, None, 4 << 30),
         ({"sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "1\n"}, None, 4 << 30),
-        ({"sys/fs/cgroup/memory.max": f"{3 << 30}\n", "sys/fs/cgroup/memory.current": f"{1 << 30}\n"}, 3 << 30, 2 << 30),
+        (
+            {"sys/fs/cgroup/memory.max": f"{3 << 30}\n", "sys/fs/cgroup/memory.current": f"{1 << 30}\n"},
+            3 << 30,
+            2 << 30,
+        ),
         (
             {
                 "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2 << 30}\n",

@@ -17,8 +17,8 @@ Tensor = torch.Tensor
 class DenseLinear:
     """``x weight^T + bias`` in the weight's dtype.
 
-    On a CPU a row's result does not depend on the other rows, bit by bit (:meth:`bough.device.ops.registry.Ops.linear`);
-    the compiled kernels take float32 only. On CUDA it is cuBLAS's.
+    On a CPU a row's result does not depend on the other rows, bit by bit: see
+    :meth:`bough.device.ops.registry.Ops.linear`, which compiled kernels have for float32 only. On CUDA it is cuBLAS's.
 
     The original weight is not kept, unless it is the form in use.
     """
