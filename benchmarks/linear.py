@@ -5,8 +5,8 @@
 
 Each figure is the fastest of repeated calls, for which all forms take turns; the calls go over copies of the weight
 that together exceed the last cache, as the layers of a model do. Our own weights lie on large pages, as the engine lays
-them. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run of some shapes or kinds keeps what
-the file has of the others; with ``--document`` nothing is measured.
+them. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run of some shapes, kinds or rows
+keeps what the file has of the others; with ``--document`` nothing is measured.
 """
 
 from __future__ import annotations
@@ -189,9 +189,12 @@ def main() -> None:
         results = measure(arguments.shapes.split(","), arguments.kinds.split(","), rows)
         found_after = limits()
     if arguments.output:
-        done = {(r["shape"], r["kind"]) for r in results}
-        before = json.loads(arguments.output.read_text())["results"] if arguments.output.exists() else []
-        results = [r for r in before if (r["shape"], r["kind"]) not in done] + results
+        done = {(r["shape"], r["kind"], r["rows"]) for r in results}
+        before = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
+        if before.get("threads", arguments.threads) != arguments.threads:
+            raise SystemExit(f"{arguments.output} was measured with {before['threads']} threads")
+        kept = [r for r in before.get("results", ()) if (r["shape"], r["kind"], r["rows"]) not in done]
+        results = kept + results
         whole = {"benchmark": "linear", "machine": facts(), "threads": arguments.threads, "limits": found,
                  "limits_after": found_after, "results": results}  # fmt: skip
         arguments.output.write_text(json.dumps(whole, indent=1) + "\n")

@@ -36,33 +36,36 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
-def memory_limit(root: Path = Path("/")) -> MemoryLimit | None:
-    """Of the group that leaves least, None without a limit."""
+def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
+    """Of all groups that have one."""
     limits = []
     for folder in _folders(root, "memory"):
         limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
         used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
         if limit is not None and limit < UNLIMITED:
             limits.append(MemoryLimit(limit, used, _reclaimable(folder)))
-    return min(limits, key=lambda limit: limit.left, default=None)
+    return limits
 
 
 def _folders(root: Path, controller: str) -> list[Path]:
     folders = []
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, _, entry = line.partition(":")
+        controllers, _, path = entry.partition(":")
         if controllers and controller not in controllers.split(","):
             continue
-        base = root / "sys/fs/cgroup" / controllers
-        group = base / path.strip("/")
-        folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
+        # What is mounted together in version 1 may be listed in another order than its folder's; links name each.
+        for name in {controllers, controller} if controllers else {""}:
+            base = root / "sys/fs/cgroup" / name
+            group = base / path.strip("/")
+            folders += [group, *(p for p in group.parents if p.is_relative_to(base))]
     return folders
 
 
 def _reclaimable(folder: Path) -> int:
     names = ("inactive_file", "total_inactive_file")
-    found = [line.split() for line in _read(folder / "memory.stat").splitlines()]
-    return max((int(value) for name, value in found if name in names), default=0)
+    found = (line.partition(" ") for line in _read(folder / "memory.stat").splitlines())
+    return max((int(value) for name, _, value in found if name in names and value.isdecimal()), default=0)
 
 
 def _number(path: Path) -> int | None:
@@ -72,6 +75,6 @@ def _number(path: Path) -> int | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(errors="replace")
     except OSError:
         return ""

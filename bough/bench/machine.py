@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from bough.base.control_groups import cpu_quota, memory_limit
+from bough.base.control_groups import cpu_quota, memory_limits
 
 FEATURES = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 """CPU features that kernels care about, as Linux names them (x86)."""
@@ -65,11 +65,11 @@ def cpu(root: Path = Path("/")) -> Cpu:
 
 def memory(root: Path = Path("/")) -> Memory:
     """Read the memory's facts; a missing file counts as 0 bytes or no limit."""
-    info, group = _fields(_read(root / "proc/meminfo")), memory_limit(root)
+    info = _fields(_read(root / "proc/meminfo"))
     total, available = _kib(info.get("MemTotal")), _kib(info.get("MemAvailable"))
-    if group is None or group.limit >= total:
-        return Memory(total, available, None)
-    return Memory(total, min(available, group.left), group.limit)
+    limits = [limit for limit in memory_limits(root) if limit.limit < total]
+    usable = min([available, *(limit.left for limit in limits)])
+    return Memory(total, usable, min((limit.limit for limit in limits), default=None))
 
 
 def gpu() -> str | None:

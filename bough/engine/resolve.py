@@ -86,8 +86,8 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu") -> Config:
 def _depth(device: Literal["cpu", "cuda"], threads: int | None) -> Literal[0, 1]:
     """Whether the host works while the device computes: on a core that computes, it would take what it saves. Of four
     workloads on two cores that both compute, a single stream is 19 % slower with it, JSON 22 %, chat is equal, and
-    independent requests are 4 % faster (benchmarks/results/depth.json). With one of two to spare, single streams and
-    independent requests are 5 % faster, chat and JSON equal (depth-spare.json)."""
+    independent requests are 4 % faster (benchmarks/results/depth.json). With one of two to spare, independent requests
+    are 4 % faster, the others equal within what repeats differed by (depth-spare.json)."""
     spare = threads is not None and threads < usable_processors()
     return 1 if device == "cuda" or spare else 0
 

@@ -7,7 +7,6 @@ group, at the ancestor of its handle that saves it the most reading, so groups a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from bough.base.plan import Ints, SharedPrefix
 from bough.kv.node import CacheHandle, Node
 
 
-@dataclass(frozen=True, slots=True)
 class Sharing:
     """The groups of all rows that hold a handle.
 
@@ -24,25 +22,32 @@ class Sharing:
         n_tokens: [G] int32 length of each group's prefix.
     """
 
-    group: Ints
-    n_tokens: Ints
+    def __init__(self, group: Ints, n_tokens: Ints) -> None:
+        self.group, self.n_tokens = group, n_tokens
+        self._planned: bytes | None = None
+        self._found: tuple[SharedPrefix, ...] = ()
 
     def plan(self, rows: Ints, start: Ints) -> tuple[SharedPrefix, ...]:
         """The groups among the planned ``rows`` [B] whose first new tokens are at ``start`` [B].
 
-        A row whose new tokens begin within its group's prefix is the one that writes it: it stays outside.
+        A row whose new tokens begin within its group's prefix is the one that writes it: it stays outside. As long as
+        the planned rows have the same groups, one after the other, the tuple is the same object.
         """
         if not len(self.n_tokens):
             return ()
         group = self.group[rows]
         group[start < self.n_tokens[group]] = -1
+        if (planned := group.tobytes()) == self._planned:
+            return self._found
         order = np.argsort(group, kind="stable").astype(np.int32)
         ends = np.searchsorted(group[order], np.arange(-1, len(self.n_tokens)), side="right").tolist()
-        return tuple(
+        self._planned = planned
+        self._found = tuple(
             SharedPrefix(order[begin:end], n)
             for begin, end, n in zip(ends, ends[1:], self.n_tokens.tolist())
             if end - begin > 1
         )
+        return self._found
 
 
 def find_sharing(handles: Sequence[CacheHandle | None]) -> Sharing:

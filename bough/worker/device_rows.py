@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import NO_ADAPTER, Ints, RowInit
+from bough.base.plan import NO_ADAPTER, Ints, RowInit, SharedPrefix
 from bough.device.platform.copies import to_device
 
 if TYPE_CHECKING:
+    from bough.device.ops.groups import SharedGroups
     from bough.worker.forward_batch import ForwardBatch
 
 Tensor = torch.Tensor
@@ -30,6 +31,7 @@ class DeviceRows:
         last_token: [n_rows + 1] int32, the token that the row sampled last; a valid id always.
         counting: [n_rows + 2] int32, 0, 1, 2, ...
         decodes: by the number of rows, what :class:`bough.worker.forward_batch.ForwardBatch` keeps for such steps.
+        groups: the groups that plans told of last, and what became of them: most steps have those of the one before.
         host_table, host_last: page table and last tokens as numpy has them, where the device is the host.
         adapter: [n_rows + 1] the place of the row's adapter, or NO_ADAPTER (host).
     """
@@ -45,6 +47,7 @@ class DeviceRows:
         self.counting = torch.arange(n_rows + 2, dtype=torch.int32, device=device)
         self.adapter: Ints = np.full(n_rows + 1, NO_ADAPTER, np.int32)
         self.decodes: dict[int, tuple[ForwardBatch, Ints]] = {}
+        self.groups: tuple[tuple[SharedPrefix, ...], SharedGroups] | None = None
         self.host_table: Ints | None = self.page_table.numpy() if device.type == "cpu" else None
         self.host_last: Ints | None = self.last_token.numpy() if device.type == "cpu" else None
 

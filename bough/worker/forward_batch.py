@@ -201,7 +201,11 @@ class _DecodeRoom(NamedTuple):
 def _groups(shared: tuple[SharedPrefix, ...], rows: DeviceRows) -> SharedGroups | None:
     if not shared:
         return None
+    if rows.groups is not None and rows.groups[0] is shared:
+        return rows.groups[1]
     start = np.cumsum([0, *(len(prefix.rows) for prefix in shared)])
     members = np.concatenate([prefix.rows for prefix in shared])
     tokens = np.array([prefix.n_tokens for prefix in shared])
-    return SharedGroups(*(to_device(part.astype(np.int32), rows.device) for part in (start, members, tokens)))
+    groups = SharedGroups(*(to_device(part.astype(np.int32), rows.device) for part in (start, members, tokens)))
+    rows.groups = shared, groups
+    return groups

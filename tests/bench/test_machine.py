@@ -78,6 +78,20 @@ def test_memory_minds_the_control_group(tmp_path: Path, files: dict[str, str], l
     assert memory.limit == limit and memory.usable == usable
 
 
+def test_every_group_bounds_the_memory(tmp_path: Path) -> None:
+    """The parent leaves less, but has a limit that says nothing; broken lines are passed over."""
+    files = {
+        "proc/meminfo": MEMINFO,
+        "proc/self/cgroup": "nothing\n0::/a\n",
+        "sys/fs/cgroup/a/memory.max": f"{3 << 30}\n",
+        "sys/fs/cgroup/a/memory.current": f"{1 << 30}\n",
+        "sys/fs/cgroup/a/memory.stat": "broken\nanon 1 2\ninactive_file x\n",
+        "sys/fs/cgroup/memory.max": f"{10 << 30}\n",
+        "sys/fs/cgroup/memory.current": f"{9 << 30}\n",
+    }
+    assert machine.memory(write(tmp_path, files)) == machine.Memory(8 << 30, 2 << 30, 3 << 30)
+
+
 def test_facts_can_be_written() -> None:
     facts = json.loads(json.dumps(machine.facts()))
     assert facts["packages"]["numpy"] and facts["threads"] >= 1

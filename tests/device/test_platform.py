@@ -74,6 +74,7 @@ def test_a_limit_of_max_is_none(tmp_path: Path) -> None:
         ("0::/system.slice/bough.service", {"system.slice/cpu.max": "{} 100000", "cpu.max": "max 100000"}),
         ("0::/docker/of/the/host", {"cpu.max": "{} 100000"}),
         ("4:cpu,cpuacct:/a", {"cpu,cpuacct/a/cpu.cfs_quota_us": "{}", "cpu,cpuacct/a/cpu.cfs_period_us": "100000"}),
+        ("4:cpuacct,cpu:/\xe9", {"cpu/cpu.cfs_quota_us": "{}", "cpu/cpu.cfs_period_us": "100000"}),
     ],
 )
 def test_a_quota_bounds_the_processors(tmp_path: Path, cgroup: str, files: dict[str, str]) -> None:

@@ -401,4 +401,4 @@ def _shown(tensors: tuple[Tensor | None, ...]) -> str:
 
 @cache
 def _warn_of_heads(dim: int) -> None:
-    log.warning("heads of %d dimensions, which 16 does not divide, have no kernel: attention is torch's, and slow", dim)
+    log.warning("heads of %d dimensions, which 16 does not divide, are left to torch: attention is slow", dim)

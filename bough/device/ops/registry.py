@@ -143,7 +143,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Causal attention of each row's new tokens, the last of its sequence, to all of it: [T, H, D].
 
-        Cells of float16, float32 or int8 beside bfloat16 queries are computed with as what they stand for.
+        Beside bfloat16 queries, cells of int8 are computed with as what they stand for; those of float16 and float32
+        may be rounded to bfloat16, which loses nothing of what :meth:`rope_kv_write` has written from bfloat16.
 
         Args:
             q: [T, H, D]; query head h reads key-value head h // (H / KH).

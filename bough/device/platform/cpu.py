@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bough.base.control_groups import UNLIMITED, cpu_quota, memory_limit
+from bough.base.control_groups import UNLIMITED, cpu_quota, memory_limits
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx_vnni",
             "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
@@ -53,11 +53,11 @@ class CpuPlatform:
 
     def free_memory(self) -> int:
         """Bytes available without swapping, within the limit of the control group."""
-        available, group = UNLIMITED, memory_limit(self._root)
+        available = UNLIMITED
         for line in _read(self._root / "proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-        return available if group is None else min(available, group.left)
+        return min(available, *(limit.left for limit in memory_limits(self._root)), UNLIMITED)
 
     def features(self) -> tuple[str, ...]:
         info = _processor(self._root)

@@ -1,9 +1,10 @@
 // Cells of the KV pool: their element types, how they become the elements that attention computes with, and how many
 // of them one loop looks ahead.
 //
-// Attention computes with floats, or with pairs of bf16. Cells of another type are widened, row by row, to whichever
-// of the two the queries have: float16 and float32 always to floats. int8 cells hold integers; their scales, one per
-// token and kv head, multiply scores and weights. Beside queries of bf16 they are not widened at all (bytes.h).
+// Attention computes with floats, or with pairs of bf16. Cells of another type are turned, row by row, into whichever
+// of the two the queries have: beside bf16, float16 and float32 are rounded, which loses nothing of what was written from
+// bf16. int8 cells hold integers; their scales, one per token and kv head, multiply scores and weights. Beside queries of
+// bf16 they are not widened at all (bytes.h).
 #pragma once
 
 #include "vec.h"
@@ -81,7 +82,7 @@ INLINE vf load_cell(int dtype, const void* cell, int64_t at) {
     }
 }
 
-// One cell in the type that attention computes with; exact where T is bf16, for then the cell is an int8.
+// One cell in the type that attention computes with.
 template <typename T>
 INLINE void widen_cell(int dtype, const void* cell, T* to, int dim) {
     switch (dtype) {  // outside the loop

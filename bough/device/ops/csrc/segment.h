@@ -204,7 +204,7 @@ struct Segments {
             const int count = tile_keys(n_read, key, TILE);
             Ahead ahead(last ? cells.values : cells.keys + key + TILE,
                         last ? tile_keys(n_read, 0, v_tile) : tile_keys(n_read, key + TILE, TILE), cell_bytes_of(u.n_heads),
-                        u.n_heads * (product_steps(bytes ? 2 * n : n, key_words) + count / WIDTH * turn_steps(n) +
+                        u.n_heads * (score_steps(n) + count / WIDTH * turn_steps(n) +
                                      (last ? n * soften_steps(n) : 0)));
             fetch(u, cells.keys + key, count);
             for (int i = 0; i < u.n_heads; ++i) score(cells, i, n, key, count, ahead, w);
@@ -220,6 +220,11 @@ struct Segments {
             for (int i = 0; i < u.n_heads; ++i) mix(cells, i, n, key, count, ahead, w);
         }
     }
+
+    // About how often score() calls ahead.step() beside products; those in tiles take up to NARROW queries at a time.
+    int score_steps(int n) const { return product_steps(in_tiles() ? 1 : bytes ? 2 * n : n, key_words); }
+
+    bool in_tiles() const { return IN_TILES<word> && !bytes; }
 
     // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
     int turn_steps(int n) const { return key_words / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
@@ -321,7 +326,7 @@ struct Segments {
     // About how often mix() calls ahead.step().
     int mix_steps(int n, int count) const {
         if (bytes) return (int)(ceil_div(n, FOURS_ROWS) * ceil_div(dim, FOURS * WIDTH) * ceil_div(count, 4));
-        return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
+        return (int)((in_tiles() ? 1 : ceil_div(n, BLOCK_ROWS)) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
     }
 
     // Lays a segment's K and V out for LaneBlock.
@@ -333,7 +338,7 @@ struct Segments {
         if (!bytes) keys = (const void* const*)as_elements(keys, head, n, w.keys, rows);
         uint32_t* to = (uint32_t*)w.packed;
         // Tiles take keys as they lie.
-        const bool whole = IN_TILES<word> && !bytes;
+        const bool whole = in_tiles();
         for (int i = 0; whole && i < n; ++i, to += words) memcpy(to, keys[i], sizeof(word) * words);
         for (int i = 0; !whole && i < n; i += WIDTH, to += key_words * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
