@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bough.base.messages import Namespace
 from bough.base.plan import Ints, SharedPrefix
 from bough.kv.manager import KVManager
+from bough.kv.sharing import Sharing
 
 
 def array(values: list[int]) -> Ints:
@@ -51,6 +52,19 @@ def test_a_row_joins_the_group_that_saves_it_most() -> None:
     rows = [admit(kv, [*left, 100 + i])[0] for i in range(2)] + [admit(kv, [*right, 200 + i])[0] for i in range(2)]
     # 40 tokens by two save 20 each, 10 by four 7.5; but 12 by two save only 6.
     assert groups(kv, rows, [90] * 4) == [([0, 1], 40), ([2, 3], 10)]
+
+
+def test_the_same_groups_are_told_by_the_same_object() -> None:
+    sharing = Sharing(array([0, 0, 1, 1, -1]), array([8, 4]))
+
+    def plan(rows: list[int], start: list[int]) -> list[tuple[list[int], int]]:
+        return [(members.tolist(), n) for members, n in sharing.plan(array(rows), array(start))]
+
+    whole = sharing.plan(array([0, 1, 2, 3, 4]), array([8, 9, 4, 5, 0]))
+    assert plan([0, 1, 2, 3, 4], [8, 9, 4, 5, 0]) == [([0, 1], 8), ([2, 3], 4)]
+    assert sharing.plan(array([0, 1, 2, 3, 4]), array([9, 10, 5, 6, 1])) is whole
+    assert plan([0, 1, 2, 3, 4], [9, 7, 5, 6, 1]) == [([2, 3], 4)], "who writes the prefix stays outside"
+    assert plan([4, 1, 0], [2, 11, 10]) == [([1, 2], 8)]
 
 
 def test_tenants_share_nothing() -> None:

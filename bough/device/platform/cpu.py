@@ -57,7 +57,7 @@ class CpuPlatform:
         for line in _read(self._root / "proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
-        return min(available, *(limit.left for limit in memory_limits(self._root)), UNLIMITED)
+        return min([available, *(limit.left for limit in memory_limits(self._root))])
 
     def features(self) -> tuple[str, ...]:
         info = _processor(self._root)
