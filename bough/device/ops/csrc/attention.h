@@ -158,6 +158,7 @@ struct Attention : Segments<T> {
         const int n = n_queries(u);
         if (u.stride) {
             if (__atomic_sub_fetch(&u.pending, 1, __ATOMIC_ACQ_REL) != 0) return;
+            u.pending = u.parts;    // for the next layer that runs this plan
             begin(u, w);
             for (int s = u.first_segment; s < u.last_segment; ++s) {
                 const float* from = apart(u, s);
@@ -226,7 +227,7 @@ struct Attention : Segments<T> {
                 int left = groups[g].n_tokens - first, count = left < tokens ? left : tokens;
                 int heads = heads_per_unit(count);
                 for (int head = 0; head < call.n_kv_heads; head += heads)
-                    visit(Unit{groups[g].row, head, heads, g, first, count, 0, groups[g].n_segments, 1, nullptr, 0});
+                    visit(Unit{groups[g].row, head, heads, g, first, count, 0, groups[g].n_segments, 1, 1, nullptr, 0});
             }
     }
 
@@ -240,7 +241,7 @@ struct Attention : Segments<T> {
             for (int head = 0; head < call.n_kv_heads; ++head)
                 for (int block = (int)ceil_div(n_new, tokens) - 1; block >= 0; --block) {
                     int left = n_new - block * tokens, count = left < tokens ? left : tokens;
-                    Unit u = {b, head, heads_per_unit(count), -1, block * tokens, count, begin, 0, 1, nullptr, 0};
+                    Unit u = {b, head, heads_per_unit(count), -1, block * tokens, count, begin, 0, 1, 1, nullptr, 0};
                     u.last_segment = (int)ceil_div(visible(u, u.n_tokens - 1), SEGMENT);
                     const int first = first_visible(u, 0) / SEGMENT;
                     u.first_segment = first > begin ? first : begin;
@@ -308,7 +309,7 @@ struct Attention : Segments<T> {
             int64_t parts = target ? size / target : n;
             if (n * apart_floats(u) * 4 > MAX_PARTIAL) parts = 1;
             parts = parts < 1 ? 1 : parts > n ? n : parts;
-            u.pending = (int)parts;
+            u.pending = u.parts = (int)parts;
             for (int64_t p = 0; p < parts; ++p)
                 items[n_items++] = {(int)i, u.first_segment + (int)(n * p / parts),
                                     u.first_segment + (int)(n * (p + 1) / parts)};
@@ -330,7 +331,7 @@ struct Attention : Segments<T> {
                 memory.take(groups[g].records, (int64_t)call.n_kv_heads * groups[g].n_tokens * group_heads * record);
             for (int64_t i = 0; i < n_units; ++i) {
                 Unit& u = units[i];
-                if (u.pending == 1) continue;
+                if (u.parts == 1) continue;
                 u.stride = apart_floats(u);
                 memory.take(u.partial, u.stride * (u.last_segment - u.first_segment));
             }

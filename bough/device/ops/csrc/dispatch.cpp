@@ -140,7 +140,7 @@ struct Job {
 void take_items(void* p) {
     Job& job = *(Job*)p;
     const int index = thread_index() % job.n_runs;
-    take_runs(job.counters, index, job.n_runs, job.n_items, 1, [&](int64_t item, int64_t) { job.body(job.context, item); });
+    take_runs(job.counters, 0, index, job.n_runs, job.n_items, 1, [&](int64_t item, int64_t) { job.body(job.context, item); });
 }
 
 struct Buffers {
@@ -177,7 +177,7 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
     job.n_runs = threads < MOST_RUNS ? threads : MOST_RUNS;
     job.body = body;
     job.context = context;
-    for (int i = 0; i < job.n_runs; ++i) job.counters[i].next = 0;
+    for (int i = 0; i < job.n_runs; ++i) job.counters[i].taken = 0;
     region(take_items, &job, (unsigned)threads, 0);
 }
 

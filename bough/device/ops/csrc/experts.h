@@ -151,7 +151,7 @@ struct Experts {
     template <typename Run>
     void each(TeamThread& thread, int64_t panels, const Run& run) {
         const int64_t chunks = ceil_div(panels, EXPERT_CHUNK);
-        thread.share(n_active * chunks, 1, [&](int64_t item, int64_t) {
+        thread.stage(n_active * chunks, 1, [&](int64_t item, int64_t) {
             const int32_t e = active[item / chunks];
             const int64_t first = item % chunks * EXPERT_CHUNK;
             const int64_t last = first + EXPERT_CHUNK < panels ? first + EXPERT_CHUNK : panels;
@@ -160,7 +160,6 @@ struct Experts {
                 run(call.experts[e], place, left < EXPERT_ROWS ? left : EXPERT_ROWS, first, last);
             }
         });
-        thread.wait();
     }
 
     void add_up(int64_t token) {
@@ -183,25 +182,23 @@ struct Experts {
 
     void run(TeamThread& thread) {
         const int64_t dim = call.hidden_size, size = call.inner_size;
-        thread.share(n_pairs, 4, [&](int64_t first, int64_t last) {
+        thread.stage(n_pairs, 4, [&](int64_t first, int64_t last) {
             for (int64_t place = first; place < last; ++place)
                 prepare_row(call.experts[expert_of[place]].gate_up, (const T*)call.x + pairs[place] / call.top_k * dim,
                             place);
         });
-        thread.wait();
         each(thread, ceil_div(size, PANEL),
              [&](const Expert& e, int64_t place, int64_t n, int64_t first, int64_t last) {
                  gate_up(e.gate_up, place, n, first, last);
              });
-        thread.share(n_pairs, 4, [&](int64_t first, int64_t last) {
+        thread.stage(n_pairs, 4, [&](int64_t first, int64_t last) {
             for (int64_t place = first; place < last; ++place)
                 prepare_row(call.experts[expert_of[place]].down, inner + place * size, place);
         });
-        thread.wait();
         each(thread, ceil_div(dim, PANEL), [&](const Expert& e, int64_t place, int64_t n, int64_t first, int64_t last) {
             slice(e.down, place, n, first, last, products + place * dim, dim);
         });
-        thread.share(call.n_tokens, 4, [&](int64_t first, int64_t last) {
+        thread.stage(call.n_tokens, 4, [&](int64_t first, int64_t last) {
             for (int64_t token = first; token < last; ++token) add_up(token);
         });
     }

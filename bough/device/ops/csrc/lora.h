@@ -228,12 +228,11 @@ struct Lora {
         const LoraCall& c = lora.call;
         const LoraRuns& runs = *c.runs;
         TeamThread thread(lora.team, index, n);
-        thread.share(lora_items(*c.table, runs), 1, [&](int64_t first, int64_t last) {
+        thread.stage(lora_items(*c.table, runs), 1, [&](int64_t first, int64_t last) {
             lora_shrink(*c.table, runs, first, last, (const bf16*)c.x, c.n_in);
         });
-        thread.wait();
         const int64_t chunks = (c.n_out + LORA_SHARE - 1) / LORA_SHARE;
-        thread.share(runs.n_runs * chunks, 1, [&](int64_t item, int64_t) {
+        thread.stage(runs.n_runs * chunks, 1, [&](int64_t item, int64_t) {
             lora.expand(item / chunks, item % chunks * LORA_SHARE);
         });
     }

@@ -1,11 +1,11 @@
 // All layers of a decoder, in one parallel region.
 //
-// What is shared lies between barriers:
+// What is shared lies between the ends of stages (team.h):
 //
-//     norm, qkv | rotate, write KV | attend | out | norm, gate and up, activation | down |
+//     norm | qkv | rotate, write KV | attend | prepare | out | norm | gate and up, activation | prepare | down |
 //
-// Norms and the preparing of inputs for a few tokens take less time than to hand them out: every thread does them for
-// itself. More tokens are divided among the threads, at the price of a barrier.
+// What is in between is done for a few tokens by the thread that ends the stage before, in less time than it takes to hand it
+// out: norms, the preparing of inputs, the writing of KV. More tokens are divided among the threads, in a stage of their own.
 //
 // Every value is rounded where the separate kernels round it, so the results have the same bits.
 //
@@ -31,15 +31,18 @@ struct Stack {
     const StackCall& call;
     AttentionCall attention_call;
     Attention<T> attention;
-    int64_t normed_size, prepared_size;
-    char* common;       // what the threads write together: normed and prepared, as in Mine; null for a few tokens
-    const bool begun;   // the KV of the first layer is written, its queries are there
+    const bool few;         // what is done for every token is done by one thread
+    const bool begun;       // the KV of the first layer is written, its queries are there
+    T *residual, *normed;   // [T, D]
+    char* prepared;         // inputs as the linear layer in work wants them
+    int window;             // that attention is planned for; none at first
+    int64_t shared_items, own_items;    // of that plan
     Team team;
 
     explicit Stack(const StackCall& c, bool begun = false)
-        : call(c), attention_call(c.attention), attention(attention_call), prepared_size(0), common(nullptr),
-          begun(begun), team{} {
-        normed_size = padded(tokens() * c.hidden_size * (int64_t)sizeof(T));
+        : call(c), attention_call(c.attention), attention(attention_call), few(c.rope.n_tokens <= FEW_TOKENS),
+          begun(begun), window(-1), team{} {
+        int64_t prepared_size = 0;
         for (int64_t i = 0; i < c.n_layers; ++i) {
             const StackLayer& layer = c.layers[i];
             const LinearParts* linears[] = {&layer.qkv, &layer.out, &layer.gate_up, &layer.down};
@@ -49,38 +52,31 @@ struct Stack {
                 prepared_size = bytes > prepared_size ? bytes : prepared_size;
             }
         }
-        if (tokens() <= FEW_TOKENS) return;
-        common = (char*)scratch(SCRATCH_COMMON, normed_size + prepared_size);
-        if (!common) __builtin_trap();
+        Carver memory = {nullptr, 0};
+        for (int pass = 0; pass < 2; ++pass) {
+            memory = {pass ? (char*)scratch(SCRATCH_STACK, memory.used) : nullptr, 0};
+            if (pass && !memory.base) __builtin_trap();
+            memory.take(residual, tokens() * c.hidden_size);
+            memory.take(normed, tokens() * c.hidden_size);
+            memory.take(prepared, prepared_size);
+        }
+        if (begun) aim(c.layers[0]);
+        if (few) enter(0, tokens());
     }
 
     int64_t tokens() const { return call.rope.n_tokens; }
 
-    // What one thread works with: the tokens that it normalises and prepares, and where.
+    // What one thread works with.
     struct Mine : TeamThread {
-        const bool alone;       // all tokens, for itself
-        const int64_t first, last;
-        T* residual;            // [T, D]
-        T* normed;              // [T, D]
-        char* prepared;
         Wanted wanted[WANTED];  // of the adapters: for the columns in work, and for the next layer
         Wanted foreseen;        // of the next weights
 
-        Mine(Stack& stack, int index, int n)
-            : TeamThread(stack.team, index, n), alone(!stack.common), first(alone ? 0 : stack.tokens() * index / n),
-              last(alone ? stack.tokens() : stack.tokens() * (index + 1) / n) {
-            int64_t size = stack.normed_size, own = alone ? size + stack.prepared_size : 0;
-            char* memory = (char*)scratch(SCRATCH_STACK, size + own);
-            if (!memory) __builtin_trap();
-            residual = (T*)memory;
-            char* rest = alone ? memory + size : stack.common;
-            normed = (T*)rest;
-            prepared = rest + size;
-            foreseen.clear();
-        }
+        Mine(Stack& stack, int index, int n) : TeamThread(stack.team, index, n) { foreseen.clear(); }
 
-        void wait() {
-            TeamThread::wait([this] {
+        // A stage, after which before() is called once; while the thread waits for its end it asks for what is foreseen.
+        template <typename Run, typename Before>
+        void stage(int64_t items, int64_t chunk, const Run& run, const Before& before) {
+            TeamThread::stage(items, chunk, run, before, [this] {
                 if (foreseen.next < foreseen.count)
                     foreseen.ask();
                 else
@@ -88,6 +84,37 @@ struct Stack {
             });
         }
     };
+
+    // What is done between two stages: each(first, last) for tokens [first, last), if it is wanted, and then once().
+    template <typename Each, typename Once>
+    struct Between {
+        bool wanted;
+        Each each;
+        Once once;
+    };
+
+    static void nothing() {}
+
+    template <typename Each, typename Once = void (*)()>
+    static Between<Each, Once> between(bool wanted, const Each& each, const Once& once = nothing) {
+        return {wanted, each, once};
+    }
+
+    template <typename Run, typename Then>
+    void stage(int64_t items, int64_t chunk, const Run& run, const Then& then, Mine& mine) const {
+        const bool apart = !few && then.wanted;
+        mine.stage(items, chunk, run, [&] {
+            if (apart) return;
+            if (then.wanted) then.each(0, tokens());
+            then.once();
+        });
+        if (apart) each_token(then.each, then.once, mine);
+    }
+
+    template <typename Each, typename Once>
+    void each_token(const Each& each, const Once& once, Mine& mine) const {
+        mine.stage(tokens(), ceil_div(tokens(), 4 * mine.n), each, once);
+    }
 
     static int64_t panels(const LinearParts& l) {
         int64_t n = 0;
@@ -99,35 +126,46 @@ struct Stack {
         return a.kind == b.kind;
     }
 
-    // Inputs x [T, n_in] as the parts and the adapters want them; parts that want the same share it. `fresh` says that
-    // x itself was just written, by each thread for its own tokens.
-    void prepare(const LinearParts& l, const LoraTable* lora, const T* x, bool fresh, Mine& mine,
-                 PreparedRows* prepared) const {
-        bool wait = fresh && !mine.alone;
-        char* at = mine.prepared;
+    // Where the inputs x [T, n_in] lie as the parts want them; parts that want the same share it.
+    void find_prepared(const LinearParts& l, const T* x, PreparedRows* found) const {
+        char* at = prepared;
         for (int i = 0; i < l.count; ++i) {
             const PackedLinear& part = *l.part[i];
             if (is_prepared(part, x, part.n_in)) {
-                prepared[i] = {(const uint32_t*)x, part.n_in / 2};
+                found[i] = {(const uint32_t*)x, part.n_in / 2};
             } else if (i && same_inputs(part, *l.part[i - 1])) {
-                prepared[i] = prepared[i - 1];
+                found[i] = found[i - 1];
             } else {
-                const int64_t stride = prepared_stride(part);
-                prepare_rows(part, x + mine.first * part.n_in, part.n_in, mine.last - mine.first,
-                             (uint32_t*)at + mine.first * stride);
-                prepared[i] = {(const uint32_t*)at, stride};
+                found[i] = {(const uint32_t*)at, prepared_stride(part)};
                 at += padded(prepared_bytes(part, tokens()));
-                wait = !mine.alone;
             }
         }
-        if (call.lora) {
-            if (fresh && !mine.alone) mine.wait();
-            mine.share(lora_items(*lora, *call.lora), 1, [&](int64_t first, int64_t last) {
-                lora_shrink(*lora, *call.lora, first, last, x, l.part[0]->n_in);
-            });
-            wait = true;
+    }
+
+    // Whether x has to be made what the parts want.
+    static bool is_to_prepare(const LinearParts& l, const T* x) {
+        for (int i = 0; i < l.count; ++i)
+            if (!is_prepared(*l.part[i], x, l.part[i]->n_in)) return true;
+        return false;
+    }
+
+    // Makes tokens [first, last) of it so.
+    void prepare(const LinearParts& l, const T* x, int64_t first, int64_t last) const {
+        PreparedRows found[MOST_PARTS];
+        find_prepared(l, x, found);
+        for (int i = 0; i < l.count; ++i) {
+            const PackedLinear& part = *l.part[i];
+            if (is_prepared(part, x, part.n_in) || (i && found[i].at == found[i - 1].at)) continue;
+            prepare_rows(part, x + first * part.n_in, part.n_in, last - first, (uint32_t*)found[i].row(first));
         }
-        if (wait) mine.wait();
+    }
+
+    // The inner values of what adapters add to a layer with the inputs x.
+    void shrink(const LinearParts& l, const LoraTable* lora, const T* x, Mine& mine) const {
+        if (!call.lora) return;
+        mine.stage(lora_items(*lora, *call.lora), 1, [&](int64_t first, int64_t last) {
+            lora_shrink(*lora, *call.lora, first, last, x, l.part[0]->n_in);
+        }, nothing);
     }
 
     // Where panel `index` of all parts begins, in the form that the step reads.
@@ -202,49 +240,66 @@ struct Stack {
         wanted.spread(asking_turns(*l.part[0], tokens(), ceil_div(panels, mine.n)));
     }
 
+    // x -> out, from inputs that are prepared, and `then`.
+    template <typename Then>
     void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const Next& next,
-                Mine& mine) {
-        PreparedRows prepared[MOST_PARTS];
-        prepare(l, lora, x, x == mine.normed, mine, prepared);
+                const Then& then, Mine& mine) const {
+        PreparedRows inputs[MOST_PARTS];
+        find_prepared(l, x, inputs);
+        shrink(l, lora, x, mine);
         const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
         want(l, count, next, mine);
-        mine.share(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            const uint32_t* then = last < own_end ? panel_at(l, last) : begins_at(next, mine);
-            slice(l, lora, prepared, 0, tokens(), first, last, then, out, stride, mine);
-        });
         foresee(next, mine);
-        mine.wait();
+        stage(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
+            const uint32_t* after = last < own_end ? panel_at(l, last) : begins_at(next, mine);
+            slice(l, lora, inputs, 0, tokens(), first, last, after, out, stride, mine);
+        }, then, mine);
     }
 
-    // residual += x, if there is anything to add, or its norm if `after` is a weight; then the norm of the residual, or
-    // itself if `weight` is null.
-    void add_norm(const T* x, const void* after, const void* weight, Mine& mine) const {
+    // For tokens [first, last): residual += x, if there is anything to add, or its norm if `after` is a weight; then `to` is the
+    // norm of the residual, or itself if `weight` is null.
+    void add_norm(const T* x, const void* after, const void* weight, T* to, int64_t first, int64_t last) const {
         const int64_t dim = call.hidden_size;
-        for (int64_t t = mine.first; t < mine.last; ++t) {
-            T *r = mine.residual + t * dim, *normed = mine.normed + t * dim;
+        for (int64_t t = first; t < last; ++t) {
+            T *r = residual + t * dim, *out = to + t * dim;
             if (x) {
                 const T* add = x + t * dim;
                 if (after) {
-                    norm_row(add, after, call.norm_wide, call.eps, normed, dim);
-                    add = normed;
+                    norm_row(add, after, call.norm_wide, call.eps, out, dim);
+                    add = out;
                 }
                 if (call.residual_scale != 1.0f) {
-                    scale_row(add, call.residual_scale, normed, dim);
-                    add = normed;
+                    scale_row(add, call.residual_scale, out, dim);
+                    add = out;
                 }
                 add_row(add, r, dim);
             }
             if (weight)
-                norm_row(r, weight, call.norm_wide, call.eps, normed, dim);
+                norm_row(r, weight, call.norm_wide, call.eps, out, dim);
             else
-                memcpy(normed, r, sizeof(T) * dim);
+                memcpy(out, r, sizeof(T) * dim);
         }
+    }
+
+    // The same, and the result as the parts of a layer want it.
+    void add_norm_prepare(const T* x, const void* after, const void* weight, const LinearParts& l, int64_t first,
+                          int64_t last) const {
+        add_norm(x, after, weight, normed, first, last);
+        prepare(l, normed, first, last);
+    }
+
+    // The residual stream of tokens [first, last), and what goes into the first layer.
+    void enter(int64_t first, int64_t last) const {
+        const int64_t dim = call.hidden_size;
+        memcpy(residual + first * dim, (const T*)call.embedded + first * dim, sizeof(T) * (last - first) * dim);
+        if (!begun) add_norm_prepare(nullptr, nullptr, call.layers[0].attention_norm, call.layers[0].qkv, first, last);
     }
 
     // Whether the layer has cells of its own.
     bool apart(const StackLayer& layer) const { return layer.window && call.window_loc; }
 
-    void write_kv(const StackLayer& layer, Mine& mine) const {
+    // Rotates queries and keys of tokens [first, last) and writes their KV.
+    void write_kv(const StackLayer& layer, int64_t first, int64_t last) const {
         const int64_t heads = call.rope.n_kv_heads;
         RopeCall rope = call.rope;
         rope.k = layer.k;
@@ -256,53 +311,58 @@ struct Stack {
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
         if (apart(layer)) rope.out_loc = call.window_loc;
-        mine.share(tokens() * heads, ceil_div(tokens() * heads, 8 * mine.n), [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
-        });
+        for (int64_t i = first * heads; i < last * heads; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
     }
 
-    // Writes the KV of the layer, unless it is there, and attends.
-    void attend(const StackLayer& layer, bool written, Mine& mine) {
-        if (mine.index == 0) {
-            attention_call.page_table = apart(layer) ? call.window_table : call.attention.page_table;
-            attention_call.k = layer.k;
-            attention_call.v = layer.v;
-            attention_call.k_scale = layer.k_scale;
-            attention_call.v_scale = layer.v_scale;
-            attention_call.sinks = layer.sinks;
-            attention_call.window = layer.window;
-            attention_call.n_groups = layer.window ? 0 : call.attention.n_groups;
-            attention.plan();
-        }
-        if (!written) write_kv(layer, mine);
-        mine.wait();
-        const int64_t shared = attention.shared_items;
-        if (shared) {
-            mine.share(shared, 1, [&](int64_t item, int64_t) { attention.run_item(item); });
-            mine.wait();
-        }
-        mine.share(attention.n_items - shared, 1,
-                   [&](int64_t item, int64_t) { attention.run_item(shared + item); });
-        mine.wait();
+    // Has attention read the cells of a layer. One plan serves all layers with the same window.
+    void aim(const StackLayer& layer) {
+        attention_call.k = layer.k;
+        attention_call.v = layer.v;
+        attention_call.k_scale = layer.k_scale;
+        attention_call.v_scale = layer.v_scale;
+        attention_call.sinks = layer.sinks;
+        if (layer.window == window) return;
+        window = attention_call.window = layer.window;
+        attention_call.page_table = apart(layer) ? call.window_table : call.attention.page_table;
+        attention_call.n_groups = shares(layer) ? call.attention.n_groups : 0;
+        attention.plan();
+        // A thread that comes late looks at them while they change, and does nothing with what it sees.
+        __atomic_store_n(&shared_items, attention.shared_items, __ATOMIC_RELAXED);
+        __atomic_store_n(&own_items, attention.n_items - attention.shared_items, __ATOMIC_RELAXED);
     }
 
-    void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, Mine& mine) {
+    bool shares(const StackLayer& layer) const { return call.attention.n_groups && !layer.window; }
+
+    // Attends, where aim() was called, and `then`.
+    template <typename Then>
+    void attend(const StackLayer& layer, const Then& then, Mine& mine) const {
+        if (shares(layer))
+            mine.stage(__atomic_load_n(&shared_items, __ATOMIC_RELAXED), 1,
+                       [&](int64_t item, int64_t) { attention.run_item(item); }, nothing);
+        stage(__atomic_load_n(&own_items, __ATOMIC_RELAXED), 1,
+              [&](int64_t item, int64_t) { attention.run_item(attention.shared_items + item); }, then, mine);
+    }
+
+    template <typename Then>
+    void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, const Then& then, Mine& mine) const {
         constexpr int64_t WIDE = STACK_CHUNK * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size;
-        PreparedRows prepared[MOST_PARTS];
-        prepare(l, lora, mine.normed, true, mine, prepared);
+        PreparedRows inputs[MOST_PARTS];
+        find_prepared(l, normed, inputs);
+        shrink(l, lora, normed, mine);
         const int64_t own_end = half * (mine.index + 1) / mine.n;
         want(l, 2 * half, next, mine);
-        mine.share(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
+        foresee(next, mine);
+        stage(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
             T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
                 const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
-                const uint32_t* then = last < own_end ? panel_at(l, last) : begins_at(next, mine);
+                const uint32_t* after = last < own_end ? panel_at(l, last) : begins_at(next, mine);
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-                slice(l, lora, prepared, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
+                slice(l, lora, inputs, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
                       WIDE, mine);
-                slice(l, lora, prepared, t, rows, half + first, half + last, left <= GATED_ROWS ? then : nullptr,
+                slice(l, lora, inputs, t, rows, half + first, half + last, left <= GATED_ROWS ? after : nullptr,
                       up - begin - size, WIDE, mine);
                 for (int64_t i = 0; i < rows; ++i) {
                     T* to = (T*)call.act + (t + i) * size + begin;
@@ -312,55 +372,58 @@ struct Stack {
                         gated_row<false>(gate + i * WIDE, up + i * WIDE, to, end - begin);
                 }
             }
-        });
-        foresee(next, mine);
-        mine.wait();
+        }, then, mine);
     }
 
+    static Next whole(const LinearParts& l, const LoraTable* lora) { return {&l, lora, panels(l)}; }
+
     void run(Mine& mine) {
-        const int64_t dim = call.hidden_size, heads = call.rope.n_heads + 2 * call.rope.n_kv_heads;
-        memcpy(mine.residual, call.embedded, sizeof(T) * tokens() * dim);
-        const T* x = nullptr;
-        const void* after = nullptr;
+        const int64_t heads = call.rope.n_heads + 2 * call.rope.n_kv_heads;
+        if (!few) each_token([&](int64_t first, int64_t last) { enter(first, last); }, nothing, mine);
         for (int64_t i = 0; i < call.n_layers; ++i) {
+            const bool ends = call.n_ends >= 0 && i + 1 == call.n_layers;
             const StackLayer& layer = call.layers[i];
-            const StackLayer* next = i + 1 < call.n_layers ? &layer + 1 : nullptr;
-            auto whole = [](const LinearParts& l, const LoraTable* lora) { return Next{&l, lora, panels(l)}; };
             if (i || !begun) {
-                add_norm(x, after, layer.attention_norm, mine);
-                linear(layer.qkv, layer.qkv_lora, mine.normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
-                       whole(layer.out, layer.out_lora), mine);
+                linear(layer.qkv, layer.qkv_lora, normed, (T*)call.rope.qkv, heads * call.rope.head_dim,
+                       whole(layer.out, layer.out_lora),
+                       between(true, [&](int64_t first, int64_t last) { write_kv(layer, first, last); },
+                               [&] { ends ? keep_ends() : aim(layer); }), mine);
             }
-            if (call.n_ends >= 0 && !next) {
-                write_kv(layer, mine);
-                return keep_ends(mine);
-            }
-            attend(layer, begun && i == 0, mine);
-            x = (const T*)call.x;
-            linear(layer.out, layer.out_lora, (const T*)call.attention.out, (T*)call.x, dim,
-                   {&layer.gate_up, layer.gate_up_lora, panels(layer.gate_up) / 2}, mine);
-            add_norm(x, layer.attention_after, layer.mlp_norm, mine);
-            gate_up(layer.gate_up, layer.gate_up_lora, whole(layer.down, layer.down_lora), mine);
-            linear(layer.down, layer.down_lora, (const T*)call.act, (T*)call.x, dim,
-                   next ? whole(next->qkv, next->qkv_lora) : Next{}, mine);
-            after = layer.mlp_after;
+            if (ends) return;
+            rest(layer, i + 1 < call.n_layers ? &layer + 1 : nullptr, mine);
         }
-        add_norm(x, after, call.final_norm, mine);
-        if (mine.alone && mine.index > 0) return;
-        memcpy((T*)call.hidden + mine.first * dim, mine.normed + mine.first * dim,
-               sizeof(T) * (mine.last - mine.first) * dim);
+    }
+
+    // From attention on; of the last layer there is no `next`.
+    void rest(const StackLayer& layer, const StackLayer* next, Mine& mine) const {
+        const T *attended = (const T*)call.attention.out, *x = (const T*)call.x, *act = (const T*)call.act;
+        attend(layer, between(is_to_prepare(layer.out, attended), [&](int64_t first, int64_t last) {
+            prepare(layer.out, attended, first, last);
+        }), mine);
+        linear(layer.out, layer.out_lora, attended, (T*)call.x, call.hidden_size,
+               {&layer.gate_up, layer.gate_up_lora, panels(layer.gate_up) / 2},
+               between(true, [&](int64_t first, int64_t last) {
+                   add_norm_prepare(x, layer.attention_after, layer.mlp_norm, layer.gate_up, first, last);
+               }), mine);
+        gate_up(layer.gate_up, layer.gate_up_lora, whole(layer.down, layer.down_lora),
+                between(is_to_prepare(layer.down, act), [&](int64_t first, int64_t last) {
+                    prepare(layer.down, act, first, last);
+                }), mine);
+        linear(layer.down, layer.down_lora, act, (T*)call.x, call.hidden_size,
+               next ? whole(next->qkv, next->qkv_lora) : Next{},
+               between(true, [&](int64_t first, int64_t last) {
+                   if (next)
+                       add_norm_prepare(x, layer.mlp_after, next->attention_norm, next->qkv, first, last);
+                   else
+                       add_norm(x, layer.mlp_after, call.final_norm, (T*)call.hidden, first, last);
+               }), mine);
     }
 
     // Leaves the residual stream of the wanted tokens in the first rows of x, for the region that goes on with them.
-    // Nobody reads x any more: the last barrier lies behind the norm that did.
-    void keep_ends(Mine& mine) const {
+    void keep_ends() const {
         const int64_t dim = call.hidden_size;
-        if (mine.alone && mine.index > 0) return;
-        for (int64_t e = 0; e < call.n_ends; ++e) {
-            const int64_t t = call.ends[e];
-            if (mine.first <= t && t < mine.last)
-                memcpy((T*)call.x + e * dim, mine.residual + t * dim, sizeof(T) * dim);
-        }
+        for (int64_t e = 0; e < call.n_ends; ++e)
+            memcpy((T*)call.x + e * dim, residual + call.ends[e] * dim, sizeof(T) * dim);
     }
 
     static void body(void* context, int index, int n) {

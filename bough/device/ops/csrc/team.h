@@ -1,7 +1,9 @@
 // Threads that walk through the stages of one parallel region together.
 //
-// Between two stages stands a barrier. Within a stage every thread owns a run of the items, so that what it reads is
-// contiguous, and helps the others when its own are done.
+// Within a stage every thread owns a run of the items, so that what it reads is contiguous, and helps the others when its own
+// are done. A stage is over when its items are done, not when all threads have come: where other programs run on the
+// machine, a thread may be without a core for a hundred stages, which are then the others'. Who ends a stage does what one
+// thread has to do before the next.
 #pragma once
 
 #include <stdint.h>
@@ -18,9 +20,9 @@
 
 namespace {
 
-// Rounds that a thread spins at a barrier, which last as long as neighbours usually differ. Then it offers its core in
-// every round: when others run on the machine, the thread that is waited for may have nothing but this core. At the
-// length of a stage it sleeps.
+// Rounds that a thread spins at the end of a stage, which last as long as neighbours usually differ. Then it offers its
+// core in every round: when others run on the machine, the thread that is waited for may have nothing but this core. At
+// the length of a stage it sleeps.
 constexpr int SPINS = 400;
 constexpr int OFFERS = 400;
 
@@ -32,32 +34,45 @@ inline void pause_briefly() {
 #endif
 }
 
+// Of a run of items, how many are taken, and in which stage: in later ones that is none. One number, so that a thread
+// that comes late cannot take what belongs to a stage that it does not know of.
 struct alignas(64) Counter {
-    int64_t next;
+    uint64_t taken;    // stage << 32 | items
 };
 
 // Calls run(first, last) for chunks of [0, items) until none is left, for thread `index` of n, of which each has a counter
-// that starts at zero and a run of the items.
+// and a run of the items. Counters start at zero, stages rise. Returns how many items this thread has done; none of a
+// stage that is over.
 template <typename Run>
-void take_runs(Counter* counters, int index, int n, int64_t items, int64_t chunk, const Run& run) {
+int64_t take_runs(Counter* counters, uint32_t stage, int index, int n, int64_t items, int64_t chunk, const Run& run) {
+    int64_t done = 0;
     for (int i = 0; i < n; ++i) {
-        int owner = index + i < n ? index + i : index + i - n;
-        int64_t begin = items * owner / n, count = items * (owner + 1) / n - begin;
+        const int owner = index + i < n ? index + i : index + i - n;
+        const int64_t begin = items * owner / n, count = items * (owner + 1) / n - begin;
+        uint64_t seen = __atomic_load_n(&counters[owner].taken, __ATOMIC_RELAXED);
         for (;;) {
-            int64_t first = __atomic_fetch_add(&counters[owner].next, chunk, __ATOMIC_RELAXED);
+            const uint32_t of = (uint32_t)(seen >> 32);
+            if (of > stage) return done;
+            const int64_t first = of == stage ? (uint32_t)seen : 0, last = first + chunk < count ? first + chunk : count;
             if (first >= count) break;
-            run(begin + first, begin + (first + chunk < count ? first + chunk : count));
+            const uint64_t taken = (uint64_t)stage << 32 | (uint64_t)last;
+            if (!__atomic_compare_exchange_n(&counters[owner].taken, &seen, taken, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+                continue;
+            run(begin + first, begin + last);
+            done += last - first;
+            seen = __atomic_load_n(&counters[owner].taken, __ATOMIC_RELAXED);
         }
     }
+    return done;
 }
 
 // What the threads of a region share. Starts as zeros.
 struct Team {
     static constexpr int MOST = 256;
-    alignas(64) int arrived;
-    alignas(64) uint32_t phase;
+    alignas(64) int64_t done;     // items of the present stage
+    alignas(64) uint32_t phase;   // the present stage
     alignas(64) int sleepers;
-    Counter counters[3][MOST];
+    Counter counters[MOST];
 };
 
 // One thread's place in its team.
@@ -67,47 +82,49 @@ class TeamThread {
 
     TeamThread(Team& team, int index, int n) : index(index), n(n), team_(team), stage_(0) {}
 
-    // Everything that any thread wrote before is seen by every thread after. As long as this one spins it calls
-    // meanwhile(), which takes no longer than a pause.
-    template <typename Meanwhile>
-    void wait(const Meanwhile& meanwhile) {
-        if (n == 1) return;
-        uint32_t phase = __atomic_load_n(&team_.phase, __ATOMIC_RELAXED);
-        if (__atomic_add_fetch(&team_.arrived, 1, __ATOMIC_ACQ_REL) == n) {
-            team_.arrived = 0;
-            __atomic_store_n(&team_.phase, phase + 1, __ATOMIC_SEQ_CST);
-            if (__atomic_load_n(&team_.sleepers, __ATOMIC_SEQ_CST)) wake();
-            return;
-        }
-        for (int i = 0; i < SPINS; ++i) {
-            if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != phase) return;
-            meanwhile();
-        }
-        for (int i = 0; i < OFFERS; ++i) {
-            if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != phase) return;
-            sched_yield();
-        }
-        __atomic_add_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
-        while (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) == phase) sleep(phase);
-        __atomic_sub_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
+    // Calls run(first, last) for chunks of [0, items), and after() once all of them are done; then the next stage begins.
+    // All threads call it alike. One that comes when the stage is over goes on at once, and has called nothing.
+    //
+    // Everything that any thread wrote in a stage is seen in the next one. A thread that waits for the end of the stage calls
+    // meanwhile() as long as it spins, which takes no longer than a pause.
+    template <typename Run, typename After, typename Meanwhile>
+    void stage(int64_t items, int64_t chunk, const Run& run, const After& after, const Meanwhile& meanwhile) {
+        const uint32_t now = stage_++;
+        if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != now) return;
+        const int64_t all = items ? items : 1;    // who ends a stage of nothing takes nothing
+        const int64_t mine = take_runs(team_.counters, now, index, n, all, chunk, [&](int64_t first, int64_t last) {
+            if (items) run(first, last);
+        });
+        if (!mine || __atomic_add_fetch(&team_.done, mine, __ATOMIC_ACQ_REL) != all) return wait(now, meanwhile);
+        after();
+        team_.done = 0;
+        __atomic_store_n(&team_.phase, now + 1, __ATOMIC_SEQ_CST);
+        if (__atomic_load_n(&team_.sleepers, __ATOMIC_SEQ_CST)) wake();
     }
 
-    void wait() { wait(pause_briefly); }
-
-    // Calls run(first, last) for chunks of [0, items) until no thread has any left; all threads call it alike, and
-    // wait between two calls.
     template <typename Run>
-    void share(int64_t items, int64_t chunk, const Run& run) {
-        Counter* now = team_.counters[stage_ % 3];
-        stage_ += 1;
-        // Nobody looks at the counters of the stage before the last any more: they serve the next one.
-        team_.counters[stage_ % 3][index].next = 0;
-        take_runs(now, index, n, items, chunk, run);
+    void stage(int64_t items, int64_t chunk, const Run& run) {
+        stage(items, chunk, run, [] {}, pause_briefly);
     }
 
   private:
     Team& team_;
-    int64_t stage_;
+    uint32_t stage_;
+
+    template <typename Meanwhile>
+    void wait(uint32_t now, const Meanwhile& meanwhile) {
+        for (int i = 0; i < SPINS; ++i) {
+            if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != now) return;
+            meanwhile();
+        }
+        for (int i = 0; i < OFFERS; ++i) {
+            if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != now) return;
+            sched_yield();
+        }
+        __atomic_add_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
+        while (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) == now) sleep(now);
+        __atomic_sub_fetch(&team_.sleepers, 1, __ATOMIC_SEQ_CST);
+    }
 
 #if defined(__linux__)
     void sleep(uint32_t phase) { syscall(SYS_futex, &team_.phase, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0); }

@@ -29,7 +29,8 @@ struct Unit {
     int n_tokens;
     int first_segment;
     int last_segment;       // exclusive
-    int pending;            // items that have not finished
+    int parts;              // items that it is cut into
+    int pending;            // those of them that have not finished
     float* partial;         // what each segment comes to, if there are several items
     int64_t stride;         // floats from one segment to the next in `partial`; 0: one item keeps a total instead
 };

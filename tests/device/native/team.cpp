@@ -1,0 +1,88 @@
+// Checks of team.h by itself: `team late` and `team stress THREADS STAGES SEED`. Exits with 1 and says what is wrong.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "team.h"
+
+namespace {
+
+int wrong(const char* what, long stage) {
+    std::printf("%s in stage %ld\n", what, stage);
+    std::exit(1);
+}
+
+// A thread that has no core from stage `FROM` on, until the other one is through, holds nobody up; what is over when it comes
+// back it does not do again.
+void late() {
+    constexpr int STAGES = 1000, FROM = 3, ITEMS = 7;
+    static Team team;
+    std::atomic<bool> through{false};
+    std::atomic<int> done[STAGES] = {}, ended[STAGES] = {};
+    const auto walk = [&](int index) {
+        TeamThread thread(team, index, 2);
+        for (int s = 0; s < STAGES; ++s) {
+            while (index == 1 && s == FROM && !through) std::this_thread::yield();
+            thread.stage(ITEMS, 2, [&](int64_t first, int64_t last) { done[s] += (int)(last - first); },
+                         [&] { ended[s] += 1; }, pause_briefly);
+        }
+        through = true;
+    };
+    std::thread second(walk, 1);
+    walk(0);
+    second.join();
+    for (int s = 0; s < STAGES; ++s)
+        if (done[s] != ITEMS || ended[s] != 1) wrong("not done once", s);
+}
+
+// Threads that are held up anywhere: every item is done once, after everything of the stage before. Plain memory carries what
+// one stage leaves for the next, so that a thread sanitizer sees an order that is missing.
+void stress(int n, int stages, unsigned seed) {
+    constexpr int MOST = 37;
+    static Team team;
+    std::vector<std::vector<long>> values(stages + 1, std::vector<long>(MOST, 0));
+    std::vector<long> sums(stages + 1, 0);
+    const auto items = [&](int s) { return (int)((s * 7919u + seed) % (MOST + 1)); };    // 0 as well
+    const auto walk = [&](int index) {
+        std::mt19937 random(seed * 31 + index);
+        const auto hold = [&] {
+            const unsigned kind = random() % 64;
+            for (unsigned i = 0; kind < 3 && i < random() % 50; ++i) std::this_thread::yield();
+        };
+        TeamThread thread(team, index, n);
+        for (int s = 0; s < stages; ++s) {
+            hold();
+            thread.stage(items(s), 1 + s % 4,
+                         [&](int64_t first, int64_t last) {
+                             hold();
+                             for (int64_t i = first; i < last; ++i) values[s][i] += sums[s] + i + 1;
+                         },
+                         [&] {
+                             long sum = 0;
+                             for (int i = 0; i < items(s); ++i) sum += values[s][i] - sums[s];
+                             sums[s + 1] = sum;
+                         },
+                         [&] {});
+        }
+    };
+    std::vector<std::thread> others;
+    for (int i = 1; i < n; ++i) others.emplace_back(walk, i);
+    walk(0);
+    for (std::thread& t : others) t.join();
+    for (int s = 0; s < stages; ++s)
+        if (sums[s + 1] != (long)items(s) * (items(s) + 1) / 2) wrong("an item was not done once", s);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc == 5)
+        stress(std::atoi(argv[2]), std::atoi(argv[3]), (unsigned)std::atoi(argv[4]));
+    else
+        late();
+    std::puts("right");
+}
