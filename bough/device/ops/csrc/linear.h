@@ -203,66 +203,106 @@ void packed_linear(const PackedLinear& l, const void* x, void* out, int64_t out_
     call.run(threads);
 }
 
-// The weights of one output, scalar.
+// The weights of one output, which lie a line apart: those of 32 inputs at a time, or of two for bf16.
 struct RowReader {
     const PackedLinear& l;
     int64_t panel;
     int lane;
+
+    // What stands for the value q of one of 16 inputs: (q - zero) * factor, and `minimum` more in kinds that have minima.
+    struct Values {
+        float zero, factor, minimum;
+
+        INLINE float at(int q) const { return ((float)q - zero) * factor; }
+        INLINE float above_minimum(int q) const { return (float)q * factor + minimum; }
+    };
 
     static float half(uint16_t bits) {
         uint16_t many[WIDTH] = {bits};
         return load_half(many)[0];
     }
 
-    int byte(int64_t word, int i) const { return (int)(l.weight[word * PANEL + lane] >> (8 * i) & 0xff); }
-
-    int value(int64_t k) const {
-        int64_t g = panel * n_groups_of(l) + k / GROUP;
-        int i = (int)(k % GROUP);
-        if (l.kind == LINEAR_INT8 || l.kind == LINEAR_Q8 || l.kind == LINEAR_Q6_K) return byte(g * 8 + i / 4, i % 4);
-        int both = byte(g * 4 + i % 16 / 4, i % 4);
-        return i < 16 ? both & 15 : both >> 4;
-    }
-
-    float at(int64_t k) const {
-        if (l.kind == LINEAR_BF16) {
-            uint32_t pair = l.weight[(panel * ((l.n_in + 1) / 2) + k / 2) * PANEL + lane];
-            return widen((bf16)(pair >> (k % 2 * 16)));
-        }
-        int64_t n_groups = n_groups_of(l), g = k / GROUP;
-        int64_t scaled = scale_group_of(l, panel, g, n_groups);
-        int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
+    Values values(int64_t g, int half_of_group) const {
+        const int64_t n_groups = n_groups_of(l);
+        const int64_t scaled = scale_group_of(l, panel, g, n_groups);
+        const int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
         const uint16_t* scale = (const uint16_t*)l.scale;
         const uint8_t* subs = (const uint8_t*)l.sub;
-        float q = (float)value(k);
+        const auto one = [&] { return half(scale[scaled * PANEL + lane]); };
+        const auto first = [&] { return half(scale[scaled * 2 * PANEL + lane]); };
+        const auto second = [&] { return half(scale[(scaled * 2 + 1) * PANEL + lane]); };
         switch (l.kind) {
-            case LINEAR_INT8: return (q - 128) * ((const float*)l.scale)[panel * PANEL + lane];
-            case LINEAR_Q8: return (q - 128) * half(scale[scaled * PANEL + lane]);
-            case LINEAR_Q4: return (q - 8) * half(scale[scaled * PANEL + lane]);
-            case LINEAR_Q4_MIN:
-                return q * half(scale[scaled * 2 * PANEL + lane]) + half(scale[(scaled * 2 + 1) * PANEL + lane]);
-            case LINEAR_Q4_ZERO:
-                return (q - half(scale[(scaled * 2 + 1) * PANEL + lane])) * half(scale[scaled * 2 * PANEL + lane]);
+            case LINEAR_INT8: return {128, ((const float*)l.scale)[panel * PANEL + lane], 0};
+            case LINEAR_Q8: return {128, one(), 0};
+            case LINEAR_Q4: return {8, one(), 0};
+            case LINEAR_Q4_MIN: return {0, first(), second()};
+            case LINEAR_Q4_ZERO: return {second(), first(), 0};
             case LINEAR_Q4_K:
-                return q * (half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane]) -
-                       half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane];
+                return {0, half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane],
+                        -(half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane])};
             default:
-                sub += k % GROUP / 16;
-                return (q - 32) * (half(scale[super * PANEL + lane]) * (float)(int8_t)subs[sub * PANEL + lane]);
+                return {32, half(scale[super * PANEL + lane]) * (float)(int8_t)subs[(sub + half_of_group) * PANEL + lane], 0};
+        }
+    }
+
+    static INLINE void put(bf16* to, bf16 x) { *to = x; }
+    static INLINE void put(float* to, bf16 x) { *to = widen(x); }
+
+    template <typename T>
+    void read_pairs(T* out) const {
+        const int64_t words = input_words(l);
+        const uint32_t* from = l.weight + panel * words * PANEL + lane;
+        for (int64_t i = 0; i < words; ++i) {
+            const bf16 first = (bf16)from[i * PANEL], second = (bf16)(from[i * PANEL] >> 16);
+            put(out + 2 * i, first);
+            if (2 * i + 1 < l.n_in) put(out + 2 * i + 1, second);
+        }
+    }
+
+    template <bool FOUR_BITS, bool MINIMUM, typename T>
+    void read_groups(T* out) const {
+        constexpr int WORDS = FOUR_BITS ? 4 : 8;    // of 32 values
+        const int64_t n_groups = n_groups_of(l);
+        const uint32_t* from = l.weight + panel * n_groups * WORDS * PANEL + lane;
+        for (int64_t g = 0; g < n_groups; ++g, from += WORDS * PANEL) {
+            uint8_t q[GROUP];
+            for (int i = 0; i < WORDS; ++i) {
+                const uint32_t word = from[i * PANEL], low = FOUR_BITS ? word & 0x0f0f0f0fu : word;
+                const uint32_t high = word >> 4 & 0x0f0f0f0fu;
+                memcpy(q + 4 * i, &low, 4);
+                if (FOUR_BITS) memcpy(q + 16 + 4 * i, &high, 4);
+            }
+            const int64_t left = l.n_in - g * GROUP;
+            const int n = left < GROUP ? (int)left : GROUP;
+            for (int i = 0; i < n; i += 16) {
+                const Values v = values(g, i / 16);
+                for (int j = i; j < i + 16 && j < n; ++j)
+                    store_one(out + g * GROUP + j, MINIMUM ? v.above_minimum(q[j]) : v.at(q[j]));
+            }
+        }
+    }
+
+    template <typename T>
+    void read(T* out) const {
+        const int64_t words = panel_words(l);
+        for (int64_t i = 0; i < words; i += PANEL) __builtin_prefetch(l.weight + panel * words + i);
+        switch (l.kind) {
+            case LINEAR_BF16: return read_pairs(out);
+            case LINEAR_Q4_MIN:
+            case LINEAR_Q4_K: return read_groups<true, true>(out);
+            case LINEAR_Q4:
+            case LINEAR_Q4_ZERO: return read_groups<true, false>(out);
+            default: return read_groups<false, false>(out);
         }
     }
 };
 
 // out[n, n_in] := the weights of outputs ids[n], rounded to T once.
 template <typename T>
-void packed_rows(const PackedLinear& l, const int32_t* ids, int64_t n, void* out_, int threads) {
-    T* out = (T*)out_;
+void packed_rows(const PackedLinear& l, const int32_t* ids, int64_t n, void* out, int threads) {
     const PackedLinear* packed = &l;
-    for_rows(n, 8 * l.n_in, threads, [=](int64_t row) {
-        RowReader reader = {*packed, ids[row] / PANEL, ids[row] % PANEL};
-        const int64_t words = panel_words(*packed);
-        for (int64_t i = 0; i < words; i += PANEL) __builtin_prefetch(packed->weight + reader.panel * words + i);
-        for (int64_t k = 0; k < packed->n_in; ++k) store_one(out + row * packed->n_in + k, reader.at(k));
+    for_rows(n, l.n_in, threads, [=](int64_t row) {
+        RowReader{*packed, ids[row] / PANEL, ids[row] % PANEL}.read((T*)out + row * packed->n_in);
     });
 }
 
