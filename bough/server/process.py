@@ -40,6 +40,16 @@ SWITCH_SECONDS = 0.0005
 """So long the event loop waits for Python's lock at most while a thread renders a template or reads a long text."""
 
 
+def step_back() -> None:
+    """Let this process wait for a core until one is free or the scheduler's next tick, where it can be asked for.
+
+    For every token it is woken, by default in place of the engine's thread that has just written to it: with as many
+    threads as cores the step that follows waits for this process, which is nobody's loss if it happens a little later.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not Linux, or a sandbox that forbids it
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 class Server(uvicorn.Server):
     """uvicorn's server without its signal handlers: SIGTERM means a drain here, see :func:`serve`."""
 
@@ -183,6 +193,7 @@ def main() -> int:
     """Serve until SIGTERM; the exit code."""
     launch = Launch.receive()
     log.configure("api", launch.config.serve.log_level)
+    step_back()
     if launch.listen_fd is None:
         raise ValueError("the API process needs a listening socket")
     with socket.socket(fileno=launch.listen_fd) as listener:

@@ -180,11 +180,11 @@ def unpack(packed: PackedWeight) -> Tensor:
 
 def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
     """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
-    inputs. A group with a value that is not finite becomes NaN."""
+    inputs, or 64 for INT8. A group with a value that is not finite becomes NaN."""
     if kind == Kind.BF16:
         return x.bfloat16().float()
-    n_in = x.shape[1]
-    wide = pad_inputs(x.float(), GROUP).view(len(x), -(-n_in // GROUP), GROUP)
+    n_in, size = x.shape[1], 2 * GROUP if kind == Kind.INT8 else GROUP
+    wide = pad_inputs(x.float(), size).view(len(x), -(-n_in // size), size)
     top = wide.abs().amax(-1, keepdim=True)
     inverse = torch.tensor(127.0) / top
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)

@@ -2,9 +2,10 @@
 //
 // A prepared row is
 //   uint32 [words]        pairs of bf16, or four signed bytes
-//   GroupMeta [groups]    for all kinds but BF16
-// Bytes are x / scale to the nearest, where 32 inputs share a scale, max |x| / 127. Scales of whole rows would be
-// cheaper, and lose far more: a few inputs of a token are many times larger than the others. Whatever is not finite
+//   GroupMeta [scales]    for all kinds but BF16
+// Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
+// weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
+// cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Whatever is not finite
 // makes the scale NaN, and with it every output of the row.
 #pragma once
 
@@ -12,14 +13,17 @@
 
 namespace {
 
-constexpr int GROUP = 32;    // inputs that share a scale
+constexpr int GROUP = 32;    // inputs that share a scale of a weight
 
-// What belongs to the bytes of 32 inputs.
+// Groups whose inputs share a scale.
+constexpr int groups_together(int kind) { return kind == LINEAR_INT8 ? 2 : 1; }
+
+// What belongs to the bytes of inputs that share a scale.
 struct GroupMeta {
     float scale;
     float scaled_sum;      // scale * sum of the bytes
     int32_t start;         // -(the weight's zero) * sum of the bytes: where the sums of products begin
-    int32_t start_low;     // the same for the first 16 bytes
+    int32_t start_low;     // the same for the first 16 bytes, where a group is alone
 };
 constexpr int META = sizeof(GroupMeta) / 4;
 
@@ -52,7 +56,7 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t meta = l.kind == LINEAR_BF16 ? 0 : n_groups_of(l) * META;
+    int64_t meta = l.kind == LINEAR_BF16 ? 0 : (n_groups_of(l) + groups_together(l.kind) - 1) / groups_together(l.kind) * META;
     int64_t stride = ceil_to(input_words(l) + meta, 16);
     return stride % 1024 ? stride : stride + 16;
 }
@@ -148,7 +152,7 @@ INLINE void prepare_group(const T* x, int n, int zero, int8_t* bytes, GroupMeta*
     int half = n < 16 ? n : 16;
     float inverse, scale = scale_of(largest(x, n), inverse);
     int32_t low = to_bytes(x, half, 16, inverse, bytes);
-    int32_t all = low + to_bytes(x + half, n - half, 16, inverse, bytes + 16);
+    int32_t all = low + to_bytes(x + half, n - half, (n + GROUP - 1) / GROUP * GROUP - 16, inverse, bytes + 16);
     *meta = {scale, scale * (float)all, -zero * all, -zero * low};
 }
 
@@ -182,49 +186,58 @@ INLINE void group_bytes(const vf (&x)[2 * TOGETHER], __m512 inverse, int8_t* byt
     }
 }
 
-// Four whole groups, with the bits of prepare_group().
-template <typename T>
+// Every lane of a pair := op of both.
+template <typename Op>
+INLINE vi of_pairs(vi x, Op op) { return (vi)op((__m512i)x, _mm512_shuffle_epi32((__m512i)x, (_MM_PERM_ENUM)0xb1)); }
+
+// Four whole groups, with the bits of prepare_group(); N of them share a scale.
+template <int N, typename T>
 INLINE void prepare_together(const T* from, int zero, int8_t* bytes, GroupMeta* meta) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const auto larger = [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); };
+    const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
     __m512i most[TOGETHER], low[TOGETHER], high[TOGETHER];
     vf x[2 * TOGETHER];
     for (int i = 0; i < 2 * TOGETHER; ++i) x[i] = load(from + i * 16);
     for (int g = 0; g < TOGETHER; ++g)
         most[g] = _mm512_max_epi32(_mm512_and_si512((__m512i)x[2 * g], magnitude),
                                    _mm512_and_si512((__m512i)x[2 * g + 1], magnitude));
-    const vi bits = (vi)fold(most, [](__m512i a, __m512i b) { return _mm512_max_epi32(a, b); });
+    vi bits = (vi)fold(most, larger);
+    if (N == 2) bits = of_pairs(bits, larger);
     const vf top = select(bits >= 0x7f800000, splat(__builtin_nanf("")), (vf)bits), inverse = splat(127.0f) / top;
     const __m512 used = (__m512)(vf)((vi)inverse & (top > vf{}) & (inverse < splat(__builtin_inff())));
     group_bytes<0>(x, used, bytes, low, high);
     group_bytes<1>(x, used, bytes, low, high);
     group_bytes<2>(x, used, bytes, low, high);
     group_bytes<3>(x, used, bytes, low, high);
-    const auto add = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
-    const vi lows = (vi)fold(low, add), all = lows + (vi)fold(high, add);
+    const vi lows = (vi)fold(low, add);
+    vi all = lows + (vi)fold(high, add);
+    if (N == 2) all = of_pairs(all, add);
     const vf scale = top / splat(127.0f), scaled = scale * to_float(all);
     __m128 columns[] = {_mm512_castps512_ps128((__m512)scale), _mm512_castps512_ps128((__m512)scaled),
                         _mm512_castps512_ps128((__m512)(all * -zero)), _mm512_castps512_ps128((__m512)(lows * -zero))};
     _MM_TRANSPOSE4_PS(columns[0], columns[1], columns[2], columns[3]);
     // One by one: a copy of all would load in one piece what was stored in four, and wait until memory has them.
-    for (int g = 0; g < TOGETHER; ++g) _mm_storeu_ps((float*)(meta + g), columns[g]);
+    for (int g = 0; g < TOGETHER / N; ++g) _mm_storeu_ps((float*)(meta + g), columns[N * g]);
 }
 #endif
 
-template <typename T>
+// N groups share a scale.
+template <int N, typename T>
 INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
     int8_t* bytes = (int8_t*)to;
     GroupMeta* meta = (GroupMeta*)(to + words);
     int64_t g = 0;
 #if defined(__AVX512F__)
     // The last four may be some that have been prepared already.
-    for (const int64_t whole = n_in / GROUP; g < whole && whole >= TOGETHER; g += TOGETHER) {
+    for (const int64_t whole = n_in / GROUP / N * N; g < whole && whole >= TOGETHER; g += TOGETHER) {
         if (g > whole - TOGETHER) g = whole - TOGETHER;
-        prepare_together(x + g * GROUP, zero, bytes + g * GROUP, meta + g);
+        prepare_together<N>(x + g * GROUP, zero, bytes + g * GROUP, meta + g / N);
     }
 #endif
-    for (; g * GROUP < n_in; ++g) {
+    for (; g * GROUP < n_in; g += N) {
         int64_t left = n_in - g * GROUP;
-        prepare_group(x + g * GROUP, left < GROUP ? (int)left : GROUP, zero, bytes + g * GROUP, meta + g);
+        prepare_group(x + g * GROUP, left < N * GROUP ? (int)left : N * GROUP, zero, bytes + g * GROUP, meta + g / N);
     }
 }
 
@@ -241,8 +254,10 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
     for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
         if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
+        else if (groups_together(l.kind) == 2)
+            prepare_groups<2>(x, l.n_in, words, zero_of(l.kind), to);
         else
-            prepare_groups(x, l.n_in, words, zero_of(l.kind), to);
+            prepare_groups<1>(x, l.n_in, words, zero_of(l.kind), to);
     }
 }
 

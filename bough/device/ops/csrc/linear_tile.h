@@ -234,9 +234,10 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
 }
 
 // How a kind holds its values: BITS per value; MINIMUM: there are minima, and no zero; SPLIT: the two halves
-// of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale.
+// of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale; TOGETHER: groups whose inputs share
+// the scale of a row.
 struct Q8Format {
-    static constexpr int BITS = 8;
+    static constexpr int BITS = 8, TOGETHER = groups_together(LINEAR_Q8);
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
     static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * PANEL;
@@ -247,7 +248,7 @@ struct Q8Format {
 };
 
 struct Int8Format {
-    static constexpr int BITS = 8;
+    static constexpr int BITS = 8, TOGETHER = groups_together(LINEAR_INT8);
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
     static INLINE const float* scales(const PackedLinear& l, int64_t panel, int64_t, int64_t) {
         return (const float*)l.scale + panel * PANEL;
@@ -262,7 +263,7 @@ struct Q4Format : Q8Format {
 };
 
 struct Q4MinFormat {
-    static constexpr int BITS = 4;
+    static constexpr int BITS = 4, TOGETHER = 1;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * 2 * PANEL;
@@ -281,7 +282,7 @@ struct Q4ZeroFormat : Q4MinFormat {
 };
 
 struct Q4KFormat {
-    static constexpr int BITS = 4;
+    static constexpr int BITS = 4, TOGETHER = 1;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE const uint8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
@@ -294,7 +295,7 @@ struct Q4KFormat {
 };
 
 struct Q6KFormat {
-    static constexpr int BITS = 8;
+    static constexpr int BITS = 8, TOGETHER = 1;
     static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
     static INLINE const int8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const int8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
@@ -322,11 +323,21 @@ struct GroupTile : WholePanels {
     template <int R, int P>
     static INLINE void add_group(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a,
                                  const RowCursor& meta, int first, int n) {
+        start_group(sums, meta, first);
+        add_lines(sums, w, stride, a, first, n);
+    }
+
+    template <int R, int P>
+    static INLINE void start_group(Sums<vi, R, P>& sums, const RowCursor& meta, int first) {
         for (int r = 0; r < R; ++r) {
             const GroupMeta& m = *(const GroupMeta*)meta(r);
             int32_t start = !Format::SPLIT ? m.start : first ? m.start - m.start_low : m.start_low;
             for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Format::MINIMUM ? vi{} : start - vi{};
         }
+    }
+
+    template <int R, int P>
+    static INLINE void add_lines(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a, int first, int n) {
 #pragma GCC unroll 8
         for (int i = first; i < first + n; ++i) {
             vu column[P * PANEL_VECS];
@@ -382,13 +393,14 @@ struct GroupTile : WholePanels {
         Affine affine[P * PANEL_VECS];
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
-        for (int64_t g = 0; g < n_groups; ++g, w += LINES * PANEL, a.advance(GROUP), meta.advance(sizeof(GroupMeta))) {
+        constexpr int N = Format::TOGETHER;
+        for (int64_t g = 0; g < n_groups; g += N, w += N * LINES * PANEL, a.advance(N * GROUP), meta.advance(sizeof(GroupMeta))) {
             if (R > FEW_ROWS)
-                next.touch<P>(g * LINES * PANEL, LINES);
+                next.touch<P>(g * LINES * PANEL, N * LINES);
             else if (asks_ahead)
-                for (int i = 0; i < LINES; i += AHEAD_LINES)
+                for (int i = 0; i < N * LINES; i += AHEAD_LINES)
                     next.ahead<P>(first, (g * LINES + i) * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
-            next.ask();
+            for (int i = 0; i < N; ++i) next.ask();
             constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
             Sums<vi, R, P> sums;
             Sums<vf, R, P> low;
@@ -399,7 +411,17 @@ struct GroupTile : WholePanels {
                     for (int j = 0; j < P * PANEL_VECS; ++j) low.at[r][j] = to_float(sums.at[r][j]) * affine[j].scale;
             }
             if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, Format::SPLIT, affine);
-            add_group<R, P>(sums, w, stride, a, meta, HALF, LINES - HALF);
+            if (N == 2 && R <= FEW_ROWS) {
+                add_group<R, P>(sums, w, stride, a, meta, 0, LINES);
+                Sums<vi, R, P> more;
+                clear(more);
+                if (g + 1 < n_groups) add_lines<R, P>(more, w, stride, a, LINES, LINES);
+                for (int r = 0; r < R; ++r)
+                    for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] += more.at[r][j];
+            } else if (N == 1 || g + N <= n_groups)
+                add_group<R, P>(sums, w, stride, a, meta, HALF, N * LINES - HALF);
+            else
+                add_group<R, P>(sums, w, stride, a, meta, 0, LINES);
             scale_group<R, P>(total, sums, low, affine, meta);
         }
         if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
