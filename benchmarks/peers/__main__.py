@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers setup | list | run | company | table | profile``. README.md says how to use it."""
+"""``python -m benchmarks.peers setup | list | run | company | busy | table | profile``, see README.md."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def build_parser() -> argparse.ArgumentParser:
     company.add_argument("--repeats", type=int, default=3, metavar="INT")
     company.add_argument("--output", type=Path, default=RESULTS / "company.json")
     company.set_defaults(function=_company)
+    busy = commands.add_parser("busy", help="what other programs cost that use the processors meanwhile")
+    _configure_bough(busy)
+    busy.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
+    busy.add_argument("--programs", type=int, default=2, metavar="INT", help="at most (default: %(default)s)")
+    busy.add_argument("--repeats", type=int, default=3, metavar="INT")
+    busy.add_argument("--output", type=Path, default=RESULTS / "busy.json")
+    busy.set_defaults(function=_busy)
     table = commands.add_parser("table", help="write docs/performance.md from results")
     table.add_argument(
         "results", nargs="*", type=Path, metavar="RESULT", help="runs; all of benchmarks/results by default"
@@ -155,6 +162,15 @@ def _company(arguments: argparse.Namespace, home: Home) -> int:
 
     settings = Settings(home, arguments.threads, arguments.bough_python)
     report = compare(_engines(arguments), settings, arguments.third, arguments.repeats)
+    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _busy(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.busy import compare
+
+    settings = Settings(home, arguments.threads, arguments.bough_python)
+    report = compare(_engines(arguments), settings, arguments.programs, arguments.repeats)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

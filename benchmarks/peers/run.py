@@ -182,7 +182,9 @@ def blocks(
 def run_row(
     row: Row, contenders: Sequence[Contender], field: Field, plan: Plan, threads: int
 ) -> tuple[dict[str, Any], list[Limits]]:
-    """All repeats of all contenders, in turn: A B C, A B C, A B C. A contender that fails has no further turn.
+    """All repeats of all contenders, in turn: A B C, B C A, C A B. A contender that fails has no further turn.
+
+    Who is first in its turn loses some hundredths, as the measurement of the limits has just given back its memory.
 
     With what the machine could do before, between and after the repeats.
     """
@@ -194,11 +196,17 @@ def run_row(
         _attempt(row, contender, field, plan, cell, None)
     limits = [measure_limits(threads)]
     for repeat in range(plan.repeats):
-        for contender, cell in cells.items():
+        for contender, cell in _turned(list(cells.items()), repeat):
             if cell.note is None and not (repeat and _hopeless(cell, cells.values(), plan)):
                 _attempt(row, contender, field, plan, cell, repeat)
         limits.append(measure_limits(threads))
     return {c.name: cell.result() for c, cell in cells.items()}, limits
+
+
+def _turned(contenders: list[tuple[Contender, Cell]], by: int) -> list[tuple[Contender, Cell]]:
+    """``contenders``, of which another is first in each turn."""
+    first = by % len(contenders) if contenders else 0
+    return contenders[first:] + contenders[:first]
 
 
 def _hopeless(cell: Cell, cells: Iterable[Cell], plan: Plan) -> bool:

@@ -73,10 +73,10 @@ struct Stack {
 
         Mine(Stack& stack, int index, int n) : TeamThread(stack.team, index, n) { foreseen.clear(); }
 
-        // A stage, after which before() is called once; while the thread waits for its end it asks for what is foreseen.
-        template <typename Run, typename Before>
-        void stage(int64_t items, int64_t chunk, const Run& run, const Before& before) {
-            TeamThread::stage(items, chunk, run, before, [this] {
+        // A stage, for whose end the thread waits asking for what is foreseen.
+        template <typename Run, typename After>
+        void stage(int64_t items, int64_t chunk, const Run& run, const After& after) {
+            TeamThread::stage(items, chunk, run, after, [this] {
                 if (foreseen.next < foreseen.count)
                     foreseen.ask();
                 else
@@ -216,7 +216,7 @@ struct Stack {
         return next.linear ? panel_at(*next.linear, next.first(mine)) : nullptr;
     }
 
-    // What the thread may ask for at the barriers before the next layer: the panels that it begins with.
+    // What the thread may ask for while it waits before the next layer: the panels that it begins with.
     void foresee(const Next& next, Mine& mine) const {
         mine.foreseen.clear();
         if (!next.linear) return;
