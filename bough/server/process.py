@@ -47,7 +47,8 @@ def step_back() -> None:
     threads as cores the step that follows waits for this process, which is nobody's loss if it happens a little later.
     """
     with contextlib.suppress(AttributeError, OSError):  # not Linux, or a sandbox that forbids it
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # nobody has chosen another
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 class Server(uvicorn.Server):

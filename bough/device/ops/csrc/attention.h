@@ -29,6 +29,7 @@ struct Attention : Segments<T> {
     int64_t shared_items = 0, n_items = 0;
     int64_t first_item = 0;             // of those that run()'s threads divide among them
     Member* members = nullptr;
+    void* const owner = scratch_owner();    // whoever plans, so that one thread has the memory of plans
 
     explicit Attention(const AttentionCall& c) : Base(c) {}
 
@@ -269,7 +270,7 @@ struct Attention : Segments<T> {
         Carver memory = {nullptr, 0};
         int32_t* group_tokens = nullptr;
         for (int pass = 0; pass < 2; ++pass) {
-            memory = {pass ? (char*)scratch(SCRATCH_PLAN, memory.used) : nullptr, 0};
+            memory = {pass ? (char*)scratch_of(owner, SCRATCH_PLAN, memory.used) : nullptr, 0};
             if (pass && !memory.base) __builtin_trap();
             memory.take(members, call.n_rows);
             memory.take(groups, call.n_groups);
@@ -326,7 +327,7 @@ struct Attention : Segments<T> {
     void lay_out(int n_groups, int64_t n_units) {
         Carver memory = {nullptr, 0};
         for (int pass = 0; pass < 2; ++pass) {
-            memory = {pass && memory.used ? (char*)scratch(SCRATCH_PARTIAL, memory.used) : nullptr, 0};
+            memory = {pass && memory.used ? (char*)scratch_of(owner, SCRATCH_PARTIAL, memory.used) : nullptr, 0};
             for (int g = 0; g < n_groups; ++g)
                 memory.take(groups[g].records, (int64_t)call.n_kv_heads * groups[g].n_tokens * group_heads * record);
             for (int64_t i = 0; i < n_units; ++i) {

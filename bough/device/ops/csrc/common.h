@@ -356,3 +356,7 @@ void parallel_team(int threads, TeamBody body, void* context);
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
        SCRATCH_ENDS = 6, SCRATCH_COUNT = 7 };
 void* scratch(int which, int64_t bytes);
+
+// The same of the thread that `owner` was asked for on, which lives as long as it is used. Threads take turns with it.
+void* scratch_owner();
+void* scratch_of(void* owner, int which, int64_t bytes);

@@ -155,7 +155,12 @@ thread_local Buffers buffers;
 
 }  // namespace
 
-void* scratch(int which, int64_t bytes) {
+void* scratch_owner() { return &buffers; }
+
+void* scratch(int which, int64_t bytes) { return scratch_of(&buffers, which, bytes); }
+
+void* scratch_of(void* owner, int which, int64_t bytes) {
+    Buffers& buffers = *(Buffers*)owner;
     if (buffers.bytes[which] < bytes) {
         free(buffers.memory[which]);
         buffers.bytes[which] = 0;

@@ -326,9 +326,9 @@ struct Stack {
         attention_call.page_table = apart(layer) ? call.window_table : call.attention.page_table;
         attention_call.n_groups = shares(layer) ? call.attention.n_groups : 0;
         attention.plan();
-        // A thread that comes late looks at them while they change, and does nothing with what it sees.
-        __atomic_store_n(&shared_items, attention.shared_items, __ATOMIC_RELAXED);
-        __atomic_store_n(&own_items, attention.n_items - attention.shared_items, __ATOMIC_RELAXED);
+        // A thread that comes late looks at them while they change: who sees a later plan's sees that its stage is over, too.
+        __atomic_store_n(&shared_items, attention.shared_items, __ATOMIC_RELEASE);
+        __atomic_store_n(&own_items, attention.n_items - attention.shared_items, __ATOMIC_RELEASE);
     }
 
     bool shares(const StackLayer& layer) const { return call.attention.n_groups && !layer.window; }
@@ -337,9 +337,9 @@ struct Stack {
     template <typename Then>
     void attend(const StackLayer& layer, const Then& then, Mine& mine) const {
         if (shares(layer))
-            mine.stage(__atomic_load_n(&shared_items, __ATOMIC_RELAXED), 1,
+            mine.stage(__atomic_load_n(&shared_items, __ATOMIC_ACQUIRE), 1,
                        [&](int64_t item, int64_t) { attention.run_item(item); }, nothing);
-        stage(__atomic_load_n(&own_items, __ATOMIC_RELAXED), 1,
+        stage(__atomic_load_n(&own_items, __ATOMIC_ACQUIRE), 1,
               [&](int64_t item, int64_t) { attention.run_item(attention.shared_items + item); }, then, mine);
     }
 
