@@ -46,7 +46,10 @@ void stress(int n, int stages, unsigned seed) {
     static Team team;
     std::vector<std::vector<long>> values(stages + 1, std::vector<long>(MOST, 0));
     std::vector<long> sums(stages + 1, 0);
+    std::vector<int> ended(stages + 1, 0);
     const auto items = [&](int s) { return (int)((s * 7919u + seed) % (MOST + 1)); };    // 0 as well
+    // Of stages by turns, as one who comes late sees the numbers of later ones: a stage's own stay until it is over.
+    std::atomic<int> sizes[3] = {{items(0)}, {items(1)}, {0}};
     const auto walk = [&](int index) {
         std::mt19937 random(seed * 31 + index);
         const auto hold = [&] {
@@ -55,8 +58,9 @@ void stress(int n, int stages, unsigned seed) {
         };
         TeamThread thread(team, index, n);
         for (int s = 0; s < stages; ++s) {
+            const int n_items = sizes[s % 3].load(std::memory_order_acquire);
             hold();
-            thread.stage(items(s), 1 + s % 4,
+            thread.stage(n_items, 1 + s % 4,
                          [&](int64_t first, int64_t last) {
                              hold();
                              for (int64_t i = first; i < last; ++i) values[s][i] += sums[s] + i + 1;
@@ -65,6 +69,8 @@ void stress(int n, int stages, unsigned seed) {
                              long sum = 0;
                              for (int i = 0; i < items(s); ++i) sum += values[s][i] - sums[s];
                              sums[s + 1] = sum;
+                             ended[s] += 1;
+                             sizes[(s + 2) % 3].store(items(s + 2), std::memory_order_release);
                          },
                          [&] {});
         }
@@ -74,7 +80,8 @@ void stress(int n, int stages, unsigned seed) {
     walk(0);
     for (std::thread& t : others) t.join();
     for (int s = 0; s < stages; ++s)
-        if (sums[s + 1] != (long)items(s) * (items(s) + 1) / 2) wrong("an item was not done once", s);
+        for (int i = 0; i < MOST; ++i)
+            if (ended[s] != 1 || values[s][i] != (i < items(s) ? sums[s] + i + 1 : 0)) wrong("not done once", s);
 }
 
 }  // namespace
