@@ -83,7 +83,7 @@ class TeamThread {
     TeamThread(Team& team, int index, int n) : index(index), n(n), team_(team), stage_(0) {}
 
     // Calls run(first, last) for chunks of [0, items), and after() once all of them are done; then the next stage begins.
-    // All threads call it alike. One that comes when the stage is over goes on at once, and has called nothing.
+    // All threads call it alike; `items` may change only once the stage is over. One that comes when the stage is over goes on at once, and has called nothing.
     //
     // Everything that any thread wrote in a stage is seen in the next one. A thread that waits for the end of the stage calls
     // meanwhile() as long as it spins, which takes no longer than a pause.
