@@ -205,3 +205,14 @@ def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
 def test_no_torch_in_the_api_process() -> None:
     code = "import sys, bough.server.process; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has such policies")
+@pytest.mark.parametrize(("policy", "kept"), [("SCHED_OTHER", "SCHED_BATCH"), ("SCHED_IDLE", "SCHED_IDLE")])
+def test_it_steps_back_unless_somebody_has_chosen_a_policy(policy: str, kept: str) -> None:
+    code = (
+        "import os; from bough.server.process import step_back; "
+        f"os.sched_setscheduler(0, os.{policy}, os.sched_param(0)); step_back(); "
+        f"assert os.sched_getscheduler(0) == os.{kept}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
