@@ -39,6 +39,10 @@ def test_nobody_waits_for_a_thread_that_holds_nothing(team: Run) -> None:
     team("late")
 
 
+def test_who_comes_on_a_core_that_is_taken_leaves_it(team: Run) -> None:
+    team("cores")
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_every_item_is_done_once_and_in_its_stage(team: Run, threads: int) -> None:
     for seed in range(5):

@@ -1,9 +1,10 @@
-// Checks of team.h by itself: `team late` and `team stress THREADS STAGES SEED`. Exits with 1 and says what is wrong.
+// Checks of team.h by itself: `team late`, `team cores` and `team stress THREADS STAGES SEED`. Exits with 1 and says what is wrong.
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -84,11 +85,46 @@ void stress(int n, int stages, unsigned seed) {
             if (ended[s] != 1 || values[s][i] != (i < items(s) ? sums[s] + i + 1 : 0)) wrong("not done once", s);
 }
 
+// A thread that comes on a core that is taken leaves it, if it may use another, and may use afterwards what it might before.
+void cores() {
+    cpu_set_t allowed, only, left;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    for (long round = 0; round < 200; ++round) {
+        Cores cores = {};
+        const int core = sched_getcpu();
+        CPU_ZERO(&only);
+        CPU_SET(core, &only);
+        sched_setaffinity(0, sizeof only, &only);
+        cores.come();
+        if (sched_getcpu() != core) wrong("nobody was there, and it left", round);
+        cores.come();
+        if (sched_getcpu() != core) wrong("there was nowhere to go, and it left", round);
+        if (CPU_COUNT(&allowed) > 1) {
+            std::thread([&] {
+                cpu_set_t mine;
+                sched_setaffinity(0, sizeof allowed, &allowed);
+                const int before = sched_getcpu();
+                cores.come();
+                sched_getaffinity(0, sizeof mine, &mine);
+                if (!CPU_EQUAL(&mine, &allowed)) wrong("a core is lost", round);
+                int taken = 0;
+                for (uint64_t some : cores.taken) taken += __builtin_popcountll(some);
+                if (before == core && taken != 2) wrong("it stayed where somebody was", round);
+            }).join();
+        }
+        sched_setaffinity(0, sizeof allowed, &allowed);
+        sched_getaffinity(0, sizeof left, &left);
+        if (!CPU_EQUAL(&left, &allowed)) wrong("a core is lost", round);
+    }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     if (argc == 5)
         stress(std::atoi(argv[2]), std::atoi(argv[3]), (unsigned)std::atoi(argv[4]));
+    else if (std::string(argv[1]) == "cores")
+        cores();
     else
         late();
     std::puts("right");

@@ -130,6 +130,7 @@ Place thread_index = nullptr, thread_count = nullptr;
 constexpr int MOST_RUNS = 64;   // threads beyond help those that have one
 
 struct Job {
+    Cores cores;
     int64_t n_items;
     int n_runs;
     Body body;
@@ -139,6 +140,7 @@ struct Job {
 
 void take_items(void* p) {
     Job& job = *(Job*)p;
+    job.cores.come();
     const int index = thread_index() % job.n_runs;
     take_runs(job.counters, 0, index, job.n_runs, job.n_items, 1, [&](int64_t item, int64_t) { job.body(job.context, item); });
 }
@@ -178,6 +180,7 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
         return;
     }
     Job job;
+    job.cores = {};
     job.n_items = n;
     job.n_runs = threads < MOST_RUNS ? threads : MOST_RUNS;
     job.body = body;
@@ -188,13 +191,15 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
 
 void parallel_team(int threads, TeamBody body, void* context) {
     struct Start {
+        Cores cores;
         TeamBody body;
         void* context;
-    } start = {body, context};
+    } start = {{}, body, context};
     if (!region || threads <= 1) return body(context, 0, 1);
     region(
         [](void* p) {
-            const Start& s = *(const Start*)p;
+            Start& s = *(Start*)p;
+            s.cores.come();
             s.body(s.context, thread_index(), thread_count());
         },
         &start, (unsigned)threads, 0);

@@ -34,6 +34,39 @@ inline void pause_briefly() {
 #endif
 }
 
+// The cores that the threads of a region have come on. Starts as zeros.
+struct Cores {
+#if defined(__linux__)
+    uint64_t taken[CPU_SETSIZE / 64];
+
+    // Called by each thread as it comes. One that finds its core taken goes to another one that it may use: behind a pause
+    // threads are woken where there is room, which may be on one core, and as neither sleeps any more they stay there for
+    // longer than a step takes.
+    void come() {
+        const int core = sched_getcpu();
+        if (core < 0 || core >= CPU_SETSIZE || !take(core)) return;
+        cpu_set_t allowed, others;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+        CPU_ZERO(&others);
+        for (int i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &allowed) && !(__atomic_load_n(&taken[i / 64], __ATOMIC_RELAXED) >> i % 64 & 1))
+                CPU_SET(i, &others);
+        if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+        take(sched_getcpu());
+        sched_setaffinity(0, sizeof allowed, &allowed);
+    }
+
+  private:
+    // Whether somebody had it.
+    bool take(int core) {
+        const uint64_t bit = (uint64_t)1 << core % 64;
+        return __atomic_fetch_or(&taken[core / 64], bit, __ATOMIC_RELAXED) & bit;
+    }
+#else
+    void come() {}
+#endif
+};
+
 // Of a run of items, how many are taken, and in which stage: in later ones that is none. One number, so that a thread
 // that comes late cannot take what belongs to a stage that it does not know of.
 struct alignas(64) Counter {
