@@ -265,13 +265,13 @@ class KVManager:
             raise ValueError(f"a row cannot grow beyond {self.table.max_len} tokens")
         if self._window is not None:
             self._window.pass_by(rows, position, self.table)
-        index = rows * np.int64(self.table.max_len) + position
         if self.page_size == 1:
-            fresh = self._alloc(len(rows))
-            if fresh is None:
+            locs = self._alloc(len(rows))
+            if locs is None:
                 return None
-            locs = fresh
+            self.table.locs[rows, position] = locs
         else:
+            index = rows * np.int64(self.table.max_len) + position
             opens = position % self.page_size == 0
             fresh = self._alloc(int(np.count_nonzero(opens)))
             if fresh is None:
@@ -280,7 +280,7 @@ class KVManager:
             locs = self.table.flat[np.maximum(index - 1, 0)]
             locs += 1
             locs[opens] = fresh * np.int32(self.page_size)
-        self.table.flat[index] = locs
+            self.table.flat[index] = locs
         self.n_cells[rows] = position + 1
         return locs
 

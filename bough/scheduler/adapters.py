@@ -157,6 +157,8 @@ class Adapters:
 
     def advance(self) -> None:
         """Take in what was loaded, hand adapters out, and make room for those that are waited for."""
+        if self._device is None:
+            return
         while True:
             for entry in self._places:
                 if entry is not None and entry.load is not None and entry.load.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -21,11 +22,10 @@ log = logging.getLogger(__name__)
 class Committer:
     """The only place where a running request gains tokens or ends."""
 
-    def __init__(self, rows: Rows, planner: Planner, constraints: Constraints, eos_ids: tuple[int, ...]) -> None:
+    def __init__(self, rows: Rows, planner: Planner, constraints: Constraints) -> None:
         self._rows = rows
         self._planner = planner
         self._constraints = constraints
-        self._eos_ids = eos_ids
         self.generated_tokens = 0
         self.finished = 0
 
@@ -38,7 +38,29 @@ class Committer:
         r = plan.rows
         rows.in_flight[r] -= 1
         rows.computed[r] = plan.start + plan.n_new
-        unknown = plan.sample
+        if not rows.n_guided and len(result.tokens) == len(r) and False not in rows.live[r].tolist():
+            # A step of decodes: kernels have emptied the caches, and every line counts.
+            rows.ahead[r] -= 1
+            look = self._append(r, result.tokens)
+            outputs = self._outputs(flight, result, range(len(r)), result.tokens, look)
+        else:
+            outputs = self._tell_apart(flight, result)
+        for i, failure in result.failed.items():
+            req = flight.reqs[i]
+            if req.background:
+                self._close(req)
+            elif req.status is Status.RUNNING:
+                outputs.append(terminal(req, Finish("error", message=failure.message, status=failure.status)))
+                self._close(req)
+        if False in rows.live[r].tolist():
+            for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
+                self._vacate(row)
+        return outputs
+
+    def _tell_apart(self, flight: Flight, result: StepResult) -> list[Output]:
+        """The news of rows of which some have sampled, some not, and some what was known before."""
+        rows, plan = self._rows, flight.plan
+        r, unknown = plan.rows, plan.sample
         if rows.n_guided:
             foreseen = plan.sample & (rows.foreseen[r] > 0)
             rows.foreseen[r] -= foreseen
@@ -50,48 +72,40 @@ class Committer:
         sampled = live & (result.counts > 0)
         tokens = np.zeros(len(r), dtype=np.int32)
         tokens[result.counts > 0] = result.tokens
-        new = sampled & unknown
+        new = np.flatnonzero(sampled & unknown)
         look = self._append(r[new], tokens[new])
+        free = ~rows.guided[r[new]]
+        mine = new[free]
+        outputs = self._outputs(flight, result, mine.tolist(), tokens[mine], look[free])
+        self._silent(flight, result, sampled, outputs)
         if rows.n_guided:
-            guided = rows.guided[r]
-            outputs = self._outputs(flight, result, sampled & ~guided, tokens, look)
-            for i in np.flatnonzero(guided & rows.live[r]).tolist():
-                outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), bool(new[i]))
-        else:
-            outputs = self._outputs(flight, result, sampled, tokens, look)
-        for i, failure in result.failed.items():
-            req = flight.reqs[i]
-            if req.background:
-                self._close(req)
-            elif req.status is Status.RUNNING:
-                outputs.append(terminal(req, Finish("error", message=failure.message, status=failure.status)))
-                self._close(req)
-        for row in r[~rows.live[r] & (rows.in_flight[r] == 0)].tolist():
-            self._vacate(row)
+            fresh = set(new.tolist())
+            for i in np.flatnonzero(rows.guided[r] & rows.live[r]).tolist():
+                outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), i in fresh)
         return outputs
 
     def _append(self, r: Ints, tokens: Ints) -> Bools:
-        """Append one id to each row of ``r``; returns by row which ones need a closer look."""
+        """Append one id to each row of ``r`` [N]; returns [N] which ones need a closer look, whatever their ids."""
         rows = self._rows
-        rows.ids[r, rows.n_ids[r]] = tokens
-        rows.n_ids[r] += 1
         n = rows.n_ids[r]
-        stopped = np.logical_or.reduce(rows.stop_ids[r] == tokens[:, None], axis=1)
-        look = np.zeros(len(rows.live), dtype=np.bool_)
-        look[r] = rows.slow[r] | (n >= rows.limit[r]) | stopped
+        rows.ids[r, n] = tokens
+        n += 1
+        rows.n_ids[r] = n
+        look: Bools = n >= rows.look_from[r]
         return look
 
-    def _outputs(self, flight: Flight, result: StepResult, sampled: Bools, tokens: Ints, look: Bools) -> list[Output]:
+    def _outputs(
+        self, flight: Flight, result: StepResult, where: Sequence[int], tokens: Ints, look: Bools
+    ) -> list[Output]:
+        """News of the rows at the plan indices ``where`` [N], which have got ``tokens`` [N]."""
         rows, r = self._rows, flight.plan.rows
         outputs: list[Output] = []
-        where = np.flatnonzero(sampled)
-        closer = look[r[where]].tolist()
-        for i, token, close_look in zip(where.tolist(), tokens[where].tolist(), closer, strict=True):
+        for i, token, close_look in zip(where, tokens.tolist(), look.tolist(), strict=True):
             req = flight.reqs[i]
             finish: Finish | None = None
             logprobs: list[Logprob] | None = None
             news = [token]
-            if close_look:
+            if close_look or token in req.stops:
                 finish = self._judge(req, token, int(rows.n_ids[r[i]]))
                 if finish is OVER_BUDGET:
                     news = []
@@ -113,8 +127,6 @@ class Committer:
             self.generated_tokens += len(news)
             if finish is not None:
                 self._close(req)
-        if len(outputs) < len(r):
-            self._silent(flight, result, sampled, outputs)
         return outputs
 
     def _silent(self, flight: Flight, result: StepResult, sampled: Bools, outputs: list[Output]) -> None:
@@ -194,7 +206,7 @@ class Committer:
 
     def _judge(self, req: Req, token: int, n_ids: int) -> Finish | None:
         try:
-            return stop_reason(req, token, n_ids, self._eos_ids)
+            return stop_reason(req, token, n_ids)
         except Exception as error:
             log.exception("a stop rule of one request failed")
             return Finish("error", message=f"a stop rule failed: {type(error).__name__}", status=500)

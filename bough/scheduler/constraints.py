@@ -21,7 +21,7 @@ from bough.scheduler.guide import Guide
 from bough.scheduler.planner import Flight
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import Req, Status
-from bough.scheduler.rows import Rows, stop_set
+from bough.scheduler.rows import Rows
 
 log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ class Constraints:
         if forced:
             self._rows.foresee(req.row, forced)
         if req.guide is not None and req.guide.complete:
-            self._rows.limit[req.row] = self._rows.n_ids[req.row]
+            self._rows.bound(req.row, int(self._rows.n_ids[req.row]))
         return bool(forced)
 
     def _forced(self, req: Req, n_ids: int) -> list[int]:
@@ -272,7 +272,7 @@ class Constraints:
         while len(taken) < room and (forced := guide.matcher.forced(room - len(taken))):
             for token in forced:
                 # The sampler forbids these ids here, and says so.
-                if n_ids + len(taken) < early and token in stop_set(req, self._eos_ids):
+                if n_ids + len(taken) < early and token in req.stops:
                     return taken
                 if not guide.matcher.accept(token):
                     return taken

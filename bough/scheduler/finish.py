@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from bough.base.messages import Finish
 from bough.scheduler.req import Req
-from bough.scheduler.rows import stop_set
 
 OVER_BUDGET = Finish("length", message="the program has generated its budget")
 """The ending of a request whose next token is beyond the budget of its program; that token is not sent."""
 
 
-def stop_reason(req: Req, token: int, n_ids: int, eos_ids: tuple[int, ...]) -> Finish | None:
+def stop_reason(req: Req, token: int, n_ids: int) -> Finish | None:
     """Why ``req`` ends with ``token``, its ``n_ids``-th id; None if it goes on.
 
     The rules in order: end-of-sequence and stop ids, stop strings and patterns, length. None but the last
@@ -25,7 +24,7 @@ def stop_reason(req: Req, token: int, n_ids: int, eos_ids: tuple[int, ...]) -> F
     generated = n_ids - req.n_prompt
     match = req.stop.push(token) if req.stop is not None else None
     if generated >= params.min_tokens:
-        if token in stop_set(req, eos_ids):
+        if token in req.stops:
             return Finish("stop", matched=token if token in params.stop_token_ids else None)
         if match is not None:
             return Finish("stop", matched=match.pattern)

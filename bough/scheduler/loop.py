@@ -41,7 +41,7 @@ from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
 from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
-from bough.scheduler.req import Req, Status, initial_logprob_from
+from bough.scheduler.req import Req, Status, end_ids, initial_logprob_from
 from bough.scheduler.rows import Rows
 from bough.text.stop import StopMatcher
 
@@ -121,7 +121,7 @@ class Scheduler:
             compiler, self._rows, self._queue, model.eos_ids, model.vocab_size, config.jump_forward == "on", clock
         )
         self._gates = GateSet((*gates, self._adapters, self._constraints))
-        self._committer = Committer(self._rows, self._planner, self._constraints, model.eos_ids)
+        self._committer = Committer(self._rows, self._planner, self._constraints)
         self._forward: tuple[Flight, Any] | None = None  # launched, and yet to be sampled
         self._at_gates = False
         self._in_flight: deque[tuple[Flight, Pending]] = deque()
@@ -268,6 +268,7 @@ class Scheduler:
             stop=self._stop_matcher(request) if params.stop or params.stop_regex else None,
             ids=request.prompt,
             logprob_from=initial_logprob_from(request),
+            stops=frozenset((*end_ids(request, model.eos_ids), *params.stop_token_ids)),
         )
         if self._background.overtaken(request):
             self._planner.stop_background()

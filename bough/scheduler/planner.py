@@ -14,8 +14,8 @@ from bough.kv.node import NOBODY
 from bough.scheduler.background import BESIDE, Background
 from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
-from bough.scheduler.req import EMPTY, NO_ROW, Req, Status
-from bough.scheduler.rows import Rows, end_ids
+from bough.scheduler.req import EMPTY, NO_ROW, Req, Status, end_ids
+from bough.scheduler.rows import Rows
 
 MAX_RETRACTIONS = 3
 """A request that lost its row this often keeps the next one, so that everybody gets through."""
@@ -55,6 +55,8 @@ class _Parts:
     """Who has more to compute than this plan gives it; one at most."""
     generating: bool = False
     """Whether a row that runs computes the one token it lacks."""
+    decodes: Bools | None = None
+    """[B] all True, where all that run do: they sample then."""
     entered: int = 0
     """Tokens of rows that this plan admits."""
 
@@ -126,7 +128,7 @@ class Planner:
         while True:
             parts = _Parts()
             try:
-                budget = self._plan_running(parts)
+                budget = self._plan_running(parts, settled)
                 break
             except OutOfCells:
                 if self.stop_background():
@@ -175,12 +177,25 @@ class Planner:
 
     # -- rows that run ---------------------------------------------------------------------------------
 
-    def _plan_running(self, parts: _Parts) -> int:
+    def _plan_running(self, parts: _Parts, settled: bool) -> int:
         """Plan what the running rows still have to compute; returns the budget that is left."""
         rows = self._rows
         running = rows.running
         if not len(running):
             return self._step_tokens
+        if settled and not rows.n_guided and self._background.running is None and len(running) <= self._step_tokens:
+            # Then all of them are live and wait for nothing. The steps of decodes, between which every line counts, as
+            # kernels have emptied the caches, are those in which each lacks one token.
+            start = rows.planned[running]
+            todo = rows.n_ids[running] - start
+            lacks = todo == 1
+            if False not in lacks.tolist():
+                out_loc = self._kv.grow_rows(running)
+                if out_loc is None:
+                    raise OutOfCells
+                parts.add(running, start, todo, rows.ids[running, start], out_loc)
+                parts.generating, parts.decodes = True, lacks
+                return self._step_tokens - len(running)
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
@@ -347,7 +362,7 @@ class Planner:
         """``req`` runs from now on, with its next ``n`` tokens at ``out_loc``."""
         kv, (row, cached_len) = self._kv, admission
         req.status = Status.RUNNING
-        self._rows.enter(row, req, cached_len, self._eos_ids)
+        self._rows.enter(row, req, cached_len)
         params = req.request.params
         parts.admitted.append(
             RowInit(
@@ -357,7 +372,7 @@ class Planner:
                 n_prompt=req.n_prompt,
                 params=params,
                 seed=req.seed,
-                eos_ids=end_ids(req, self._eos_ids),
+                eos_ids=end_ids(req.request, self._eos_ids),
                 logprob_from=req.logprob_from,
                 pooling=req.request.pooling,
                 adapter=req.adapter,
@@ -387,6 +402,8 @@ class Planner:
     def _run_background(self, parts: _Parts, budget: int) -> None:
         """Go on with what a program will append, with what the others of this plan have left of the budget."""
         background, rows = self._background, self._rows
+        if not background:
+            return
         others = sum(len(tokens) for tokens in parts.tokens)
         budget = min(budget, max(1, others // BESIDE) if others else background.alone)
         req = background.next() if budget else None
@@ -451,15 +468,18 @@ class Planner:
         if not parts.rows:
             return None
         rows = self._rows
-        r, start, n_new = np.concatenate(parts.rows), np.concatenate(parts.start), np.concatenate(parts.n_new)
+        r, start, n_new = _joined(parts.rows), _joined(parts.start), _joined(parts.n_new)
         end = start + n_new
-        known = rows.n_ids[r] + rows.ahead[r]
-        sample = (end == known) & (known < rows.limit[r])
+        if parts.decodes is not None and len(parts.rows) == 1:
+            sample = parts.decodes
+        else:
+            known = rows.n_ids[r] + rows.ahead[r]
+            sample = (end == known) & (known < rows.limit[r])
         rows.planned[r] = end
         rows.ahead[r] += sample
         rows.in_flight[r] += 1
         self._step += 1
-        out_loc = np.concatenate(parts.out_loc)
+        out_loc = _joined(parts.out_loc)
         self.computed_tokens += len(out_loc)
         plan = StepPlan(
             step=self._step,
@@ -468,7 +488,7 @@ class Planner:
             rows=r,
             start=start,
             n_new=n_new,
-            tokens=np.concatenate(parts.tokens),
+            tokens=_joined(parts.tokens),
             out_loc=out_loc,
             sample=sample,
             forced=self._forced(r, start, end, sample) if rows.n_guided else {},
@@ -489,6 +509,10 @@ class Planner:
             if first < last:
                 found[i] = first, rows.ids[row, first:last].copy()
         return found
+
+
+def _joined(parts: list[Ints]) -> Ints:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _column(row: int, start: int, n: int) -> tuple[Ints, Ints, Ints]:

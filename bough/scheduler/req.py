@@ -44,6 +44,7 @@ class Req:
         status, row: see :class:`Status`.
         cached_len: tokens taken from the cache at its first admission; -1 before.
         n_sent: generated tokens already put into an output.
+        stops: ids that end it.
         logprob_from: next prompt position whose logprob is to be reported.
         retractions: how often its row was taken away.
         failures: failed forwards it took part in.
@@ -66,6 +67,7 @@ class Req:
     row: int = NO_ROW
     cached_len: int = -1
     n_sent: int = 0
+    stops: frozenset[int] = frozenset()
     retractions: int = 0
     failures: int = 0
     guide: Guide | None = None
@@ -113,6 +115,12 @@ class Req:
     def held(self) -> bool:
         """Its matcher is still being made, so it may not sample yet."""
         return self.guide is not None and self.guide.matcher is None
+
+
+def end_ids(request: Request, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The end-of-sequence ids that end ``request``; behind a complete constrained answer nothing else can follow."""
+    ignored = request.params.ignore_eos and request.constraint is None
+    return () if ignored else eos_ids
 
 
 def initial_logprob_from(request: Request) -> int:

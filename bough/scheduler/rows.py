@@ -9,9 +9,6 @@ import numpy as np
 from bough.base.plan import Bools, Ints
 from bough.scheduler.req import EMPTY, NO_ROW, Req
 
-STOP_WIDTH = 8
-"""Stop ids per row that are compared in one vectorised pass; rows with more take the slow path."""
-
 
 class Rows:
     """What runs, by row. All arrays have ``n_rows`` entries; R stands for the running rows.
@@ -32,8 +29,8 @@ class Rows:
         limit: most ids the sequence may have.
         n_prompt: length of its prompt.
         n_entered: number of its known ids when it got the row.
-        stop_ids: [n_rows, STOP_WIDTH] int32, padded with -1.
-        slow: the row needs a look in Python at every token (stop strings, logprobs, many stop ids).
+        look_from: with so many ids each further token needs a closer look: any one where there are stop strings,
+            logprobs or a budget, else the last.
         guided: the row has a matcher, or will have one.
         traced: it is guided, and its logprobs are reported.
         held: its matcher is still being made, so it may not sample yet: its last id is not computed.
@@ -54,8 +51,7 @@ class Rows:
         self.limit: Ints = np.zeros(n_rows, dtype=np.int32)
         self.n_prompt: Ints = np.zeros(n_rows, dtype=np.int32)
         self.n_entered: Ints = np.zeros(n_rows, dtype=np.int32)
-        self.stop_ids: Ints = np.full((n_rows, STOP_WIDTH), -1, dtype=np.int32)
-        self.slow: Bools = np.zeros(n_rows, dtype=np.bool_)
+        self.look_from: Ints = np.zeros(n_rows, dtype=np.int32)
         self.guided: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.traced: Bools = np.zeros(n_rows, dtype=np.bool_)
         self.held: Bools = np.zeros(n_rows, dtype=np.bool_)
@@ -86,7 +82,7 @@ class Rows:
         assert req is not None
         return req
 
-    def enter(self, row: int, req: Req, cached_len: int, eos_ids: tuple[int, ...]) -> None:
+    def enter(self, row: int, req: Req, cached_len: int) -> None:
         """Give ``row`` to ``req``, whose first ``cached_len`` tokens have their KV in the cache."""
         params = req.request.params
         n = len(req.ids)
@@ -94,18 +90,15 @@ class Rows:
         self.n_ids[row] = self.n_entered[row] = n
         self.ahead[row] = self.in_flight[row] = self.foreseen[row] = 0
         self.computed[row] = self.planned[row] = cached_len
-        self.limit[row] = n if req.guide is not None and req.guide.complete else req.limit
         self.n_prompt[row] = req.n_prompt
-        stops = stop_set(req, eos_ids)
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : min(len(stops), STOP_WIDTH)] = stops[:STOP_WIDTH]
-        self.slow[row] = (
+        looks = (
             req.stop is not None
             or params.logprobs is not None
             or bool(params.logprob_token_ids)
             or (req.program is not None and req.program.budget is not None)
-            or len(stops) > STOP_WIDTH
         )
+        self.look_from[row] = 0 if looks else req.limit
+        self.bound(row, n if req.guide is not None and req.guide.complete else req.limit)
         self.guided[row] = req.guide is not None
         self.n_guided += req.guide is not None
         self.traced[row] = req.guide is not None and params.logprobs is not None
@@ -121,7 +114,12 @@ class Rows:
         """Look at every token of ``reqs`` from now on, as of the next one."""
         for req in reqs:
             if req.row != NO_ROW:
-                self.slow[req.row] = True
+                self.look_from[req.row] = 0
+
+    def bound(self, row: int, limit: int) -> None:
+        """Let ``row`` have ``limit`` ids at most, which are no more than before."""
+        self.limit[row] = limit
+        self.look_from[row] = min(int(self.look_from[row]), limit)
 
     def foresee(self, row: int, ids: list[int]) -> None:
         """Append ``ids``, which the grammar forces. A step in flight that samples for ``row`` will sample the first."""
@@ -142,14 +140,3 @@ class Rows:
         self.n_guided -= bool(self.guided[row])
         del self._order[row]
         self._rows = None
-
-
-def stop_set(req: Req, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Token ids that end ``req``."""
-    return (*end_ids(req, eos_ids), *req.request.params.stop_token_ids)
-
-
-def end_ids(req: Req, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The end-of-sequence ids that end ``req``; behind a complete constrained answer nothing else can follow."""
-    ignored = req.request.params.ignore_eos and req.request.constraint is None
-    return () if ignored else eos_ids

@@ -15,7 +15,6 @@ from bough.base.messages import CacheKind
 from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
-from bough.device.platform.copies import Timer
 from bough.models.base import KVShape, Model
 from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
@@ -155,7 +154,6 @@ def run_largest(model: Model, context: LayerContext, shape: KVShape, sizes: Work
         np.zeros(n, np.int32), np.arange(n, dtype=np.int32), np.ones(len(n_new), np.bool_),
     )  # fmt: skip
     runner = ModelRunner(model, context.attention, KVPool(shape, n, context.device))
-    _, hidden, _ = runner.forward(
-        plan, DeviceRows(len(n_new), sizes.context_length, context.device), Timer(context.device)
-    )
+    rows = DeviceRows(len(n_new), sizes.context_length, context.device)
+    _, hidden, _ = runner.forward(plan, rows, rows.timer())
     runner.logits(hidden[: sizes.n_rows]).float()

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from bough.base.plan import NO_ADAPTER, Ints, RowInit, SharedPrefix
-from bough.device.platform.copies import to_device
+from bough.device.platform.copies import Timer, to_device
 
 if TYPE_CHECKING:
     from bough.device.ops.groups import SharedGroups
@@ -51,6 +50,10 @@ class DeviceRows:
         self.host_table: Ints | None = self.page_table.numpy() if device.type == "cpu" else None
         self.host_last: Ints | None = self.last_token.numpy() if device.type == "cpu" else None
 
+    def timer(self) -> Timer:
+        """Started, of what the device does."""
+        return Timer(self.device if self.host_table is None else None)
+
     def add(self, init: RowInit) -> None:
         """Take in a row with the KV that it shares from the start."""
         n_cached = len(init.prefix_locs)
@@ -62,14 +65,14 @@ class DeviceRows:
         self.last_token[init.row] = int(init.ids[-1])
         self.adapter[init.row] = init.adapter
 
-    def note_last(self, rows: Ints, ids: NDArray[np.int64]) -> None:
-        """As :meth:`set_last`, of arrays, where the device is the host."""
+    def note_last(self, rows: Ints, ids: Ints) -> None:
+        """As :meth:`set_last`, of arrays and of ids that are none of them negative, where the device is the host."""
         assert self.host_last is not None
-        self.host_last[rows] = np.maximum(ids, 0)
+        self.host_last[rows] = ids
 
     def set_last(self, rows: Tensor, tokens: Tensor) -> None:
         """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
         if self.host_last is not None:  # as ForwardBatch.on_host
-            self.note_last(rows.numpy(), tokens.numpy())
+            self.host_last[rows.numpy()] = np.maximum(tokens.numpy(), 0)
         else:
             self.last_token[rows] = tokens.clamp(min=0).int()

@@ -105,7 +105,7 @@ class Worker:
 
     def forward(self, plan: StepPlan) -> ForwardHandle:
         """Update the row state and compute the plan's tokens."""
-        timer = Timer(self._rows.device)
+        timer = self._rows.timer()
         with torch.inference_mode():
             for row in plan.released.tolist():
                 self._remove(row)
@@ -122,7 +122,11 @@ class Worker:
 
     def launch(self, handle: ForwardHandle, masks: Masks | None = None) -> Launched:
         """Have sampled what the plan asks for, under ``masks``; once per handle, before the next plan's forward."""
-        timer = Timer(self._rows.device)
+        if handle.decoded is not None and masks is None:
+            launched = self._decided(handle, handle.decoded)
+            if launched is not None:
+                return launched
+        timer = self._rows.timer()
         plan, batch = handle.plan, handle.batch
         result = StepResult(plan.step, np.zeros(0, np.int32), np.zeros(len(plan.rows), np.int32))
         if self._broken:
@@ -142,6 +146,26 @@ class Worker:
         self._before = timer
         self._unfinished.append(launched)
         return launched
+
+    def _decided(self, handle: ForwardHandle, decoded: Decoded) -> Launched | None:
+        """A step that is over with its forward, as all rows take their likeliest ids and report nothing; else None.
+
+        What the rest of :meth:`launch` and :meth:`finish` come to then, in a few lines: behind kernels that have
+        emptied the caches each of them counts several times.
+        """
+        plan, ids = handle.plan, decoded.ids.tolist()
+        if min(ids) < 0 or self._broken or self._unfinished or plan.forced:
+            return None
+        if self._prompt_logprobs.rows or self._pooler.rows or not self._sampler.plain(plan.rows.tolist()):
+            return None
+        tokens = np.array(ids, np.int32)
+        self._rows.note_last(plan.rows, tokens)
+        self._known[plan.rows] += 1
+        timer, before = handle.timer, self._before
+        result = StepResult(plan.step, tokens, plan.n_new, seconds=timer.seconds())
+        result.idle = 0.0 if before is None else timer.since(before)
+        self._before = timer
+        return Launched(plan, handle.batch.sampled, (before, timer, timer), result, finished=True)
 
     def finish(self, launched: Launched) -> StepResult:
         """Wait for the step; all that was launched before it is finished, too."""
@@ -174,8 +198,10 @@ class Worker:
         """Whether hidden states are wanted that nobody samples from."""
         if plan.forced or self._pooler.rows:
             return True
+        if not self._prompt_logprobs.rows:
+            return False
         covers, steps = self._prompt_logprobs.covers, zip(plan.rows.tolist(), plan.start.tolist(), plan.n_new.tolist())
-        return bool(self._prompt_logprobs.rows) and any(covers(*step) for step in steps)
+        return any(covers(*step) for step in steps)
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Make the tokens that the plan brings and nobody sampled part of their rows' histories."""
@@ -247,19 +273,18 @@ class Worker:
             context.masks = to_device(masks.bits, hidden.device)
         places = batch.adapters[batch.sampled]
         decoded = handle.decoded
-        logits = self._runner.logits(hidden, places) if decoded is None else decoded.logits
+        logits, best = (
+            (self._runner.logits(hidden, places), None) if decoded is None else (decoded.logits, decoded.best)
+        )
         sampling: Sampling | Sampled
         try:
-            sampling = self._sampler.launch(logits, context, decoded)
+            sampling = self._sampler.launch(logits, context, best)
             tokens = sampling.tokens
         except Exception:
             # One row's rules broke the common path. Sampling changes no state, so each row gets its own try.
             sampling = self._one_by_one(hidden, places, context)
             tokens = to_device(np.array(sampling.tokens, np.int64), hidden.device)
-        if decoded is not None and tokens is decoded.best:
-            self._rows.note_last(plan.rows, decoded.ids)
-        else:
-            self._rows.set_last(batch.sample_rows, tokens)
+        self._rows.set_last(batch.sample_rows, tokens)
         self._known[sampled] += 1
         return sampling
 

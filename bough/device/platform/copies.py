@@ -44,7 +44,7 @@ class Fetch:
         """Starts the copies behind what the current stream has yet to do."""
         self._event: torch.cuda.Event | None = None
         self._arrays: list[NDArray[Any]] = []
-        if not tensors or tensors[0].device.type == "cpu":
+        if tensors[0].device.type == "cpu":
             self._arrays = [tensor.numpy().copy() for tensor in tensors]
             return
         device = tensors[0].device
@@ -58,13 +58,6 @@ class Fetch:
                 # Its memory may be given to others only when the copy is done.
                 tensor.record_stream(stream)
             self._event = stream.record_event()
-
-    @classmethod
-    def here(cls, array: NDArray[Any]) -> Fetch:
-        """A copy of what the host has."""
-        fetch = cls()
-        fetch._arrays = [array.copy()]
-        return fetch
 
     def arrays(self) -> list[NDArray[Any]]:
         """The tensors, once they have arrived; valid as long as this object."""
@@ -89,9 +82,9 @@ class Passed:
 class Timer:
     """Seconds that a device spends on what is launched between two calls."""
 
-    def __init__(self, device: torch.device) -> None:
-        """Starts."""
-        self._device, self._events = device, device.type == "cuda"
+    def __init__(self, device: torch.device | None) -> None:
+        """Starts. ``device`` is one that computes by itself, or None, where the host does."""
+        self._device = device
         self.start()
 
     def start(self) -> None:
@@ -104,19 +97,19 @@ class Timer:
 
     def seconds(self) -> float:
         """Once what was launched before ``stop`` is done; waits for it."""
-        if not self._events:
+        if self._device is None:
             return float(self._end - self._start)
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) / 1e3
 
     def since(self, earlier: Timer) -> float:
         """Seconds between the end of ``earlier`` and this start, in which nothing was to do; once both are done."""
-        if not self._events:
+        if self._device is None:
             return float(self._start - earlier._end)
         return max(0.0, float(earlier._end.elapsed_time(self._start)) / 1e3)
 
     def _mark(self) -> Any:
-        if not self._events:
+        if self._device is None:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own is not annotated
         event.record(torch.cuda.current_stream(self._device))

@@ -17,7 +17,6 @@ import torch
 
 from bough.base.params import SamplingParams
 from bough.base.plan import Failure, PositionLogprobs, RowInit
-from bough.device.ops.decode import Decoded
 from bough.device.ops.registry import Ops
 from bough.device.ops.sampling import Draws
 from bough.device.platform.copies import Fetch, to_device
@@ -94,6 +93,7 @@ class Sampler:
         self._logprobs = Logprobs(ops)
         self._histories: list[RowState] = [Penalties(ops), BadWords()]
         self._features: list[RowState] = [*self._histories, LogitBias(), AllowedTokens(), MinTokens()]
+        self._particular: set[int] = set()  # rows that want more than their likeliest id
 
     def add(self, row: int, init: RowInit) -> None:
         if init.params.temperature >= MIN_TEMPERATURE:
@@ -101,8 +101,11 @@ class Sampler:
         self._logprobs.add(row, init)
         for feature in self._features:
             feature.add(row, init)
+        if row in self._draws or row in self._logprobs.rows or any(row in feature.rows for feature in self._features):
+            self._particular.add(row)
 
     def remove(self, row: int) -> None:
+        self._particular.discard(row)
         self._draws.pop(row, None)
         self._logprobs.remove(row)
         for feature in self._features:
@@ -116,6 +119,10 @@ class Sampler:
         """Logprobs of ``tokens`` [N], which ``row`` was given without sampling, from their raw ``logits`` [N, V]."""
         return self._logprobs.of(row, logits, tokens)
 
+    def plain(self, rows: list[int]) -> bool:
+        """Whether all of ``rows`` take their likeliest id, unless a mask forbids it, and nothing is reported of it."""
+        return self._particular.isdisjoint(rows)
+
     def remembers(self, rows: list[int]) -> bool:
         """Whether what may be sampled for any of ``rows`` depends on what was sampled before."""
         return any(row in feature.rows for feature in self._histories if feature.rows for row in rows)
@@ -124,15 +131,14 @@ class Sampler:
         """Choose a token for each row of ``logits`` ([S, V], any float dtype; they stay as they are)."""
         return self.finish(self.launch(logits, context))
 
-    def launch(self, logits: Tensor, context: SampleContext, decoded: Decoded | None = None) -> Sampling:
-        """As :meth:`sample`, without waiting for the device. ``decoded``: what the logits came with."""
+    def launch(self, logits: Tensor, context: SampleContext, best: Tensor | None = None) -> Sampling:
+        """As :meth:`sample`, without waiting for the device. ``best``: the likeliest ids [S], where they are known."""
         rows, device = context.rows, logits.device
-        best = self._ops.argmax(logits) if decoded is None else decoded.best
+        if best is None:
+            best = self._ops.argmax(logits)
         active = [feature for feature in self._features if feature.rows]
         ruled, masked = self._ruled(active, context)
         if not ruled and not masked and self._draws.keys().isdisjoint(rows):
-            if decoded is not None and not self._logprobs.rows:
-                return Sampling(best, Fetch.here(decoded.ids), [])
             return self._launched(logits, rows, best, best)
         tokens = best.clone()
         if masked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.kv.radix import RadixTree
-from bough.scheduler import commit, policy
+from bough.scheduler import commit, loop, policy
 from bough.scheduler.adapters import Adapters
 from bough.scheduler.commit import Committer
 from bough.scheduler.gates import GateSet
@@ -128,8 +128,8 @@ LIFE = (
         "with overlap, the token after the end of sequence was streamed",
         Committer,
         "commit",
-        "live = rows.live[r]",
-        "live = np.ones(len(r), np.bool_)",
+        "and False not in rows.live[r].tolist()",
+        "",
     ),
     simple(
         "closed_row_goes_on",
@@ -182,10 +182,10 @@ LIFE = (
     simple(
         "many_stop_ids_missed",
         "only the first stop ids were looked at",
-        Rows,
-        "enter",
-        "or len(stops) > STOP_WIDTH",
-        "",
+        Scheduler,
+        "_arrive",
+        "*params.stop_token_ids)",
+        "*params.stop_token_ids[:8])",
     ),
     simple(
         "stop_id_not_named",
@@ -198,10 +198,10 @@ LIFE = (
     simple(
         "eos_is_not_ignored",
         "ignore_eos did nothing",
-        commit,
-        "stop_reason",
-        "if token in stop_set(req, eos_ids):",
-        "if token in (*eos_ids, *params.stop_token_ids):",
+        loop,
+        "end_ids",
+        "return () if ignored else eos_ids",
+        "return eos_ids",
     ),
     simple(
         "draws_follow_the_step",
@@ -490,7 +490,7 @@ LATE = (
         "a plan was written over the one before, which had yet to be copied to the device",
         Planner,
         "_finish",
-        "tokens=np.concatenate(parts.tokens),",
+        "tokens=_joined(parts.tokens),",
         "tokens=np.concatenate(parts.tokens, out=self.__dict__.setdefault('memory', np.empty(1 << 12, np.int32))"
         "[: int(n_new.sum())]),",
     ),
@@ -498,7 +498,7 @@ LATE = (
         "late_token_is_counted",
         "with overlap, usage counted the token behind the last",
         Committer,
-        "commit",
+        "_tell_apart",
         "look = self._append(",
         "self.generated_tokens += int((~live & (result.counts > 0)).sum()); look = self._append(",
     ),
