@@ -14,12 +14,14 @@ from bough.device.ops.decode import MOST_ROWS, Decoded
 from bough.device.ops.library import load
 from bough.models.decoder import Decoder
 from bough.worker.forward_batch import ForwardBatch, HostStep
+from bough.worker.worker import Worker
 from tests.driving import Driver, Sequence_
 
 Make = Callable[..., Any]
 
 TOLD = SamplingParams(temperature=0.0, logprobs=3)
 DRAWN = SamplingParams(temperature=0.8, top_p=0.9)
+PLAIN = SamplingParams(temperature=0.0)
 
 pytestmark = pytest.mark.skipif(load().library is None, reason="there are no kernels")
 
@@ -33,7 +35,7 @@ def drive(driver: Driver, seed: int, share: bool) -> list[Sequence_]:
     seqs = [first]
     for row in range(1, MOST_ROWS + 2):
         driver.step(*((seq, 0) for seq in g.permutation(np.array(seqs, object)).tolist()))  # 1, 2, ... decodes
-        params = DRAWN if row % 3 == 2 else TOLD
+        params = (TOLD, PLAIN, DRAWN)[row % 3]
         shared = first.locs[:30] if share else ()
         ids = first.ids[:30] if share else g.integers(3, 90, 5).tolist()
         new = driver.add(row, [*ids, *g.integers(3, 90, 3 * row).tolist()], params, seed=row, shared=shared)
@@ -41,6 +43,9 @@ def drive(driver: Driver, seed: int, share: bool) -> list[Sequence_]:
         seqs.append(new)
     for n in (MOST_ROWS + 1, MOST_ROWS, 3, 1, MOST_ROWS, 1):
         driver.step(*((seq, 0) for seq in seqs[:n]))
+    plain = [seq for seq in seqs if seq.init.params is PLAIN]
+    for some in (plain, plain[:1], [*plain[1:], seqs[2]], plain, [*plain, first], plain[2:]):
+        driver.step(*((seq, 0) for seq in some))
     return seqs
 
 
@@ -66,9 +71,18 @@ def test_the_same_bits_as_op_by_op(
             grouped.append(groups is not None)
         return decoded
 
+    decide, decided = Worker._decided, [0]
+
+    def noted(self: Worker, handle: Any, decoded: Decoded) -> Any:
+        launched = decide(self, handle, decoded)
+        decided[0] += launched is not None
+        return launched
+
     monkeypatch.setattr(Decoder, "decode", watched)
+    monkeypatch.setattr(Worker, "_decided", noted)
     at_once = drive(make_driver(path, **options), 1, share)
     assert set(taken) == set(range(1, MOST_ROWS + 1)) and any(grouped) == share
+    assert decided[0] == 4
     monkeypatch.setattr(Decoder, "decode", lambda *arguments: None)
     apart = drive(make_driver(path, **options), 1, share)
     for one, other in zip(at_once, apart, strict=True):
