@@ -117,3 +117,20 @@ def test_what_a_step_said_stays(params: SamplingParams, tiny_llama: Make, make_d
     other = alone.add(0, [5, 6, 7], params)
     alone.run([other], 5)
     assert seq.ids == other.ids and len(seq.ids) == 8 and seq.logprobs == other.logprobs
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone(tiny_llama: Make, make_driver: Make) -> None:
+    path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
+    driver, alone = (make_driver(path, dtype=torch.bfloat16, kernels="auto") for _ in range(2))
+    seqs = [driver.add(row, [5, 6, 7 + row], PLAIN) for row in range(3)]
+    other = alone.add(2, [5, 6, 9], PLAIN)
+    driver.step(*((seq, 0) for seq in seqs))
+    with torch.inference_mode():
+        for cells in driver.worker._runner._pool.v:
+            cells[seqs[1].locs[0]] = torch.nan
+    driver.step(*((seq, 0) for seq in seqs))
+    assert [seq.failed is not None for seq in seqs] == [False, True, False]
+    assert "not finite" in str(seqs[1].failed) and len(seqs[1].generated) == 1
+    driver.step((seqs[0], 0), (seqs[2], 0))
+    alone.run([other], 3)
+    assert seqs[2].ids == other.ids
