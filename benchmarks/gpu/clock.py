@@ -38,7 +38,7 @@ class Stopwatch:
         timers = []
         for _ in range(self.repeats):
             self._flushed.zero_()
-            timer = Timer(self.device)
+            timer = Timer(None if self.device.type == "cpu" else self.device)
             run()
             timer.stop()
             timers.append(timer)

@@ -56,6 +56,7 @@ def test_the_figures_are_of_what_was_asked_for(result: dict) -> None:
     } <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("broken", "method"), [(TritonAttention, "forward"), (DecodeGraphs, "forward")])
 def test_a_mistake_where_only_a_gpu_goes_is_found_without_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: type, method: str

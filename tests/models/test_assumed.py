@@ -79,6 +79,7 @@ def outcome(tmp_path: Path) -> Callable[[dict[str, Any]], Any]:
     return of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_every_setting_may_be_left_out(name: str, outcome: Callable[[dict[str, Any]], Any]) -> None:
     from transformers import PretrainedConfig

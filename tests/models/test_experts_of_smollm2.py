@@ -87,6 +87,7 @@ def test_it_writes_the_same_text(default_model: Path, n: int, top_k: int, cut: b
     assert [seq.generated for seq in seqs] == GOLDEN
 
 
+@pytest.mark.slow
 @KINDS
 def test_the_fused_op_thinks_the_same_of_the_text(default_model: Path, n: int, top_k: int, cut: bool) -> None:
     """In bfloat16, where sums are rounded elsewhere: the probabilities of the dense model's tokens hardly move."""
