@@ -39,7 +39,7 @@ def test_nobody_waits_for_a_thread_that_holds_nothing(team: Run) -> None:
     team("late")
 
 
-def test_who_comes_on_a_core_that_is_taken_leaves_it(team: Run) -> None:
+def test_who_is_on_a_core_with_another_leaves_it(team: Run) -> None:
     team("cores")
 
 

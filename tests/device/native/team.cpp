@@ -85,7 +85,7 @@ void stress(int n, int stages, unsigned seed) {
             if (ended[s] != 1 || values[s][i] != (i < items(s) ? sums[s] + i + 1 : 0)) wrong("not done once", s);
 }
 
-// A thread that comes on a core that is taken leaves it, if it may use another, and may use afterwards what it might before.
+// A thread that is on a core with another one leaves it, if it may use another, and may use afterwards what it might before.
 void cores() {
     cpu_set_t allowed, only, left;
     sched_getaffinity(0, sizeof allowed, &allowed);
@@ -95,23 +95,21 @@ void cores() {
         CPU_ZERO(&only);
         CPU_SET(core, &only);
         sched_setaffinity(0, sizeof only, &only);
-        cores.come();
-        if (sched_getcpu() != core) wrong("nobody was there, and it left", round);
-        cores.come();
-        if (sched_getcpu() != core) wrong("there was nowhere to go, and it left", round);
+        for (int i = 0; i < 2; ++i) cores.look(0);
+        if (sched_getcpu() != core || cores.crowded) wrong("nobody was there, and it wanted to leave", round);
         if (CPU_COUNT(&allowed) > 1) {
             std::thread([&] {
                 cpu_set_t mine;
                 sched_setaffinity(0, sizeof allowed, &allowed);
-                const int before = sched_getcpu();
-                cores.come();
+                cores.look(1);
                 sched_getaffinity(0, sizeof mine, &mine);
                 if (!CPU_EQUAL(&mine, &allowed)) wrong("a core is lost", round);
-                int taken = 0;
-                for (uint64_t some : cores.taken) taken += __builtin_popcountll(some);
-                if (before == core && taken != 2) wrong("it stayed where somebody was", round);
+                if (cores.core[1] == cores.core[0]) wrong("it stayed where somebody was", round);
             }).join();
+            if (cores.crowded) wrong("there was a core to go to", round);
         }
+        cores.look(2);
+        if (sched_getcpu() != core || !cores.crowded) wrong("there was nowhere to go", round);
         sched_setaffinity(0, sizeof allowed, &allowed);
         sched_getaffinity(0, sizeof left, &left);
         if (!CPU_EQUAL(&left, &allowed)) wrong("a core is lost", round);

@@ -140,8 +140,8 @@ struct Job {
 
 void take_items(void* p) {
     Job& job = *(Job*)p;
-    job.cores.come();
-    const int index = thread_index() % job.n_runs;
+    const int thread = thread_index(), index = thread % job.n_runs;
+    if (thread < MOST_THREADS) job.cores.look(thread);
     take_runs(job.counters, 0, index, job.n_runs, job.n_items, 1, [&](int64_t item, int64_t) { job.body(job.context, item); });
 }
 
@@ -191,15 +191,13 @@ void parallel_items(int64_t n, int threads, Body body, void* context) {
 
 void parallel_team(int threads, TeamBody body, void* context) {
     struct Start {
-        Cores cores;
         TeamBody body;
         void* context;
-    } start = {{}, body, context};
+    } start = {body, context};
     if (!region || threads <= 1) return body(context, 0, 1);
     region(
         [](void* p) {
-            Start& s = *(Start*)p;
-            s.cores.come();
+            const Start& s = *(const Start*)p;
             s.body(s.context, thread_index(), thread_count());
         },
         &start, (unsigned)threads, 0);

@@ -34,36 +34,54 @@ inline void pause_briefly() {
 #endif
 }
 
-// The cores that the threads of a region have come on. Starts as zeros.
+constexpr int MOST_THREADS = 256;    // of a region
+
+// Which cores the threads of a region are on, as far as they have said so. Starts as zeros.
+//
+// Behind a pause threads are woken where there is room, and moved about later on. Where two of them come to be on one core,
+// they stay there for longer than a step takes, as neither ever sleeps: so the one that notices goes to another core.
 struct Cores {
 #if defined(__linux__)
-    uint64_t taken[CPU_SETSIZE / 64];
+    uint16_t last[CPU_SETSIZE];      // 1 + the thread that was last seen on a core
+    uint16_t core[MOST_THREADS];     // 1 + the core that a thread was last seen on
+    int crowded;                     // there is no core to go to
 
-    // Called by each thread as it comes. One that finds its core taken goes to another one that it may use: behind a pause
-    // threads are woken where there is room, which may be on one core, and as neither sleeps any more they stay there for
-    // longer than a step takes.
-    void come() {
-        const int core = sched_getcpu();
-        if (core < 0 || core >= CPU_SETSIZE || !take(core)) return;
-        cpu_set_t allowed, others;
-        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-        CPU_ZERO(&others);
-        for (int i = 0; i < CPU_SETSIZE; ++i)
-            if (CPU_ISSET(i, &allowed) && !(__atomic_load_n(&taken[i / 64], __ATOMIC_RELAXED) >> i % 64 & 1))
-                CPU_SET(i, &others);
-        if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
-        take(sched_getcpu());
-        sched_setaffinity(0, sizeof allowed, &allowed);
+    // Called by thread `index` as it comes, and now and then.
+    void look(int index) {
+        int here = sched_getcpu();
+        if (here < 0 || here >= CPU_SETSIZE || get(last[here]) == index + 1) return;
+        if (others(here, index) && !__atomic_load_n(&crowded, __ATOMIC_RELAXED)) here = leave(here, index);
+        set(core[index], here + 1);
+        set(last[here], index + 1);
     }
 
   private:
-    // Whether somebody had it.
-    bool take(int core) {
-        const uint64_t bit = (uint64_t)1 << core % 64;
-        return __atomic_fetch_or(&taken[core / 64], bit, __ATOMIC_RELAXED) & bit;
+    static int get(const uint16_t& from) { return __atomic_load_n(&from, __ATOMIC_RELAXED); }
+    static void set(uint16_t& to, int x) { __atomic_store_n(&to, (uint16_t)x, __ATOMIC_RELAXED); }
+
+    // Whether another thread than `index` is on a core.
+    bool others(int on, int index) const {
+        const int thread = get(last[on]) - 1;
+        return thread >= 0 && thread != index && get(core[thread]) == on + 1;
+    }
+
+    // The core that the thread is on afterwards. It may use the same ones as before.
+    int leave(int here, int index) {
+        cpu_set_t allowed, open;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return here;
+        CPU_ZERO(&open);
+        for (int i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &allowed) && !others(i, index)) CPU_SET(i, &open);
+        if (CPU_COUNT(&open) == 0) {
+            __atomic_store_n(&crowded, 1, __ATOMIC_RELAXED);
+        } else if (sched_setaffinity(0, sizeof open, &open) == 0) {
+            here = sched_getcpu();
+            sched_setaffinity(0, sizeof allowed, &allowed);
+        }
+        return here;
     }
 #else
-    void come() {}
+    void look(int) {}
 #endif
 };
 
@@ -101,7 +119,8 @@ int64_t take_runs(Counter* counters, uint32_t stage, int index, int n, int64_t i
 
 // What the threads of a region share. Starts as zeros.
 struct Team {
-    static constexpr int MOST = 256;
+    static constexpr int MOST = MOST_THREADS;
+    Cores cores;
     alignas(64) int64_t done;     // items of the present stage
     alignas(64) uint32_t phase;   // the present stage
     alignas(64) int sleepers;
@@ -123,6 +142,7 @@ class TeamThread {
     template <typename Run, typename After, typename Meanwhile>
     void stage(int64_t items, int64_t chunk, const Run& run, const After& after, const Meanwhile& meanwhile) {
         const uint32_t now = stage_++;
+        team_.cores.look(index);
         if (__atomic_load_n(&team_.phase, __ATOMIC_ACQUIRE) != now) return;
         const int64_t all = items ? items : 1;    // who ends a stage of nothing takes nothing
         const int64_t mine = take_runs(team_.counters, now, index, n, all, chunk, [&](int64_t first, int64_t last) {
