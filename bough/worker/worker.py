@@ -261,7 +261,8 @@ class Worker:
         plan, batch = handle.plan, handle.batch
         hidden, sampled, ends = handle.hidden, plan.rows, plan.start + plan.n_new
         if len(batch.sampled) < len(plan.tokens):  # a step of decodes samples from every token
-            hidden, sampled, ends = hidden[batch.sample_at], sampled[batch.sampled], ends[batch.sampled]
+            hidden = hidden.index_select(0, batch.sample_at)
+            sampled, ends = sampled[batch.sampled], ends[batch.sampled]
         rows = sampled.tolist()
         if self._sampler.remembers(rows):
             self._settle()
