@@ -87,7 +87,8 @@ class SharedPrefix(NamedTuple):
 class StepPlan:
     """One forward: an ordered list of rows and, for each, the tokens it computes. There are no phases.
 
-    A prompt, a chunk of one, the rest after a cache hit and a decode step differ only in ``n_new``.
+    A prompt, a chunk of one, the rest after a cache hit and a decode step differ only in ``n_new``. Arrays of plans and
+    results may be one another's, or those of rows and requests: nobody writes to them.
     Within a layer the KV of all T tokens is written before any row attends, so a row may read cells that
     an earlier row of the same plan writes.
 

@@ -39,7 +39,7 @@ class Committer:
         rows.in_flight[r] -= 1
         rows.computed[r] = plan.start + plan.n_new
         if not rows.n_guided and len(result.tokens) == len(r) and False not in rows.live[r].tolist():
-            # A step of decodes: kernels have emptied the caches, and every line counts.
+            # A step of decodes, as in Planner._plan_running.
             rows.ahead[r] -= 1
             look = self._append(r, result.tokens)
             outputs = self._outputs(flight, result, range(len(r)), result.tokens, look)

@@ -55,8 +55,6 @@ class _Parts:
     """Who has more to compute than this plan gives it; one at most."""
     generating: bool = False
     """Whether a row that runs computes the one token it lacks."""
-    decodes: Bools | None = None
-    """[B] all True, where all that run do: they sample then."""
     entered: int = 0
     """Tokens of rows that this plan admits."""
 
@@ -184,17 +182,16 @@ class Planner:
         if not len(running):
             return self._step_tokens
         if settled and not rows.n_guided and self._background.running is None and len(running) <= self._step_tokens:
-            # Then all of them are live and wait for nothing. The steps of decodes, between which every line counts, as
-            # kernels have emptied the caches, are those in which each lacks one token.
+            # Then all of them are live and wait for nothing. In a step of decodes each lacks one token; behind kernels
+            # that have emptied the caches every line counts.
             start = rows.planned[running]
             todo = rows.n_ids[running] - start
-            lacks = todo == 1
-            if False not in lacks.tolist():
+            if todo.tolist().count(1) == len(running):
                 out_loc = self._kv.grow_rows(running)
                 if out_loc is None:
                     raise OutOfCells
                 parts.add(running, start, todo, rows.ids[running, start], out_loc)
-                parts.generating, parts.decodes = True, lacks
+                parts.generating = True
                 return self._step_tokens - len(running)
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
@@ -470,11 +467,8 @@ class Planner:
         rows = self._rows
         r, start, n_new = _joined(parts.rows), _joined(parts.start), _joined(parts.n_new)
         end = start + n_new
-        if parts.decodes is not None and len(parts.rows) == 1:
-            sample = parts.decodes
-        else:
-            known = rows.n_ids[r] + rows.ahead[r]
-            sample = (end == known) & (known < rows.limit[r])
+        known = rows.n_ids[r] + rows.ahead[r]
+        sample = (end == known) & (known < rows.limit[r])
         rows.planned[r] = end
         rows.ahead[r] += sample
         rows.in_flight[r] += 1

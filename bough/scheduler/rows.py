@@ -29,7 +29,7 @@ class Rows:
         limit: most ids the sequence may have.
         n_prompt: length of its prompt.
         n_entered: number of its known ids when it got the row.
-        look_from: with so many ids each further token needs a closer look: any one where there are stop strings,
+        look_from: the token that makes so many ids, or more, needs a closer look: any one where there are stop strings,
             logprobs or a budget, else the last.
         guided: the row has a matcher, or will have one.
         traced: it is guided, and its logprobs are reported.

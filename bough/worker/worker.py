@@ -58,7 +58,7 @@ class Launched:
 
     Attributes:
         plan, sampled: the plan, and the plan indices of the rows that sample.
-        timers: of what came before (None: nothing), of the forward and of the sampling.
+        timers: of what came before (None: nothing), of the forward and of the sampling, which may be the same.
         result: what is known so far; complete once it is ``finished``.
         sampling: the tokens on their way, or here already.
         removed: rows that were given to others since.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from bough.base.messages import Abort, Request
+from bough.base.messages import Abort, Finish, Request
+from bough.base.params import PoolingParams
 from bough.scheduler.planner import Flight
 
-from .world import World, request
+from .world import MODEL, World, request
 
 STEP, CUT = 160, 128
 """The budget of a step, and what a prompt gets of it that goes on in the next one."""
@@ -128,3 +130,15 @@ def test_a_prompt_of_higher_priority(
     w.submit(prompt("urgent", 142, 20, priority=priority))
     w.run()
     assert shares == expected
+
+
+def test_who_wants_no_token_gets_none_where_a_prompt_ends_with_one_token_alone() -> None:
+    """The last chunk looks like a decode: one token is lacking, and nothing else runs."""
+    world = World(step_tokens=4, max_running=2)
+    world.submit(request("scored", range(1, 6), max_tokens=0, prompt_logprobs=0))
+    world.run()
+    assert world.readers["scored"].tokens == [] and world.readers["scored"].finish == Finish("length")
+    world = World(step_tokens=4, max_running=2, model=msgspec.structs.replace(MODEL, context_length=9))
+    world.submit(msgspec.structs.replace(request("pooled", range(1, 10)), pooling=PoolingParams()))
+    world.run()
+    assert world.readers["pooled"].tokens == [] and world.readers["pooled"].finish is not None

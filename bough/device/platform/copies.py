@@ -38,7 +38,7 @@ def fill(target: Tensor, values: NDArray[Any]) -> None:
 
 
 class Fetch:
-    """Tensors on their way to the host."""
+    """Tensors, at least one, on their way to the host."""
 
     def __init__(self, *tensors: Tensor) -> None:
         """Starts the copies behind what the current stream has yet to do."""

@@ -132,6 +132,14 @@ LIFE = (
         "",
     ),
     simple(
+        "who_wants_no_token_gets_one",
+        "a prompt alone was sampled from, as its last token looked like a decode",
+        Planner,
+        "_finish",
+        "(end == known) & (known < rows.limit[r])",
+        "end == known",
+    ),
+    simple(
         "closed_row_goes_on",
         "a finished request ended twice",
         Planner,

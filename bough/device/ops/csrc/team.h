@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include <sched.h>
+#include <string.h>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -39,23 +40,32 @@ constexpr int MOST_THREADS = 256;    // of a region
 // Which cores the threads of a region are on, as far as they have said so. Starts as zeros.
 //
 // Behind a pause threads are woken where there is room, and moved about later on. Where two of them come to be on one core,
-// they stay there for longer than a step takes, as neither ever sleeps: so the one that notices goes to another core.
+// they may stay there for longer than a step takes, as neither sleeps while it finds work: so the one that notices goes to
+// another core.
 struct Cores {
 #if defined(__linux__)
     uint16_t last[CPU_SETSIZE];      // 1 + the thread that was last seen on a core
     uint16_t core[MOST_THREADS];     // 1 + the core that a thread was last seen on
-    int crowded;                     // there is no core to go to
+    uint8_t tries[MOST_THREADS];     // of a thread to leave a core
 
-    // Called by thread `index` as it comes, and now and then.
+    // Called by thread `index`, as often as it likes.
     void look(int index) {
         int here = sched_getcpu();
-        if (here < 0 || here >= CPU_SETSIZE || get(last[here]) == index + 1) return;
-        if (others(here, index) && !__atomic_load_n(&crowded, __ATOMIC_RELAXED)) here = leave(here, index);
+        if (!is_core(here) || (get(last[here]) == index + 1 && get(core[index]) == here + 1)) return;
+        if (others(here, index) && tries[index] < MOST_TRIES) {
+            ++tries[index];
+            leave(index);
+            here = sched_getcpu();
+            if (!is_core(here)) return;
+        }
         set(core[index], here + 1);
         set(last[here], index + 1);
     }
 
   private:
+    static constexpr int MOST_TRIES = 4;    // in a region: where there is no core to go to, each one is lost time
+
+    static bool is_core(int i) { return i >= 0 && i < CPU_SETSIZE; }
     static int get(const uint16_t& from) { return __atomic_load_n(&from, __ATOMIC_RELAXED); }
     static void set(uint16_t& to, int x) { __atomic_store_n(&to, (uint16_t)x, __ATOMIC_RELAXED); }
 
@@ -65,20 +75,24 @@ struct Cores {
         return thread >= 0 && thread != index && get(core[thread]) == on + 1;
     }
 
-    // The core that the thread is on afterwards. It may use the same ones as before.
-    int leave(int here, int index) {
+    // Goes to a core that nobody is known to be on, if the thread may use one.
+    void leave(int index) const {
         cpu_set_t allowed, open;
-        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return here;
+        if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
         CPU_ZERO(&open);
         for (int i = 0; i < CPU_SETSIZE; ++i)
             if (CPU_ISSET(i, &allowed) && !others(i, index)) CPU_SET(i, &open);
-        if (CPU_COUNT(&open) == 0) {
-            __atomic_store_n(&crowded, 1, __ATOMIC_RELAXED);
-        } else if (sched_setaffinity(0, sizeof open, &open) == 0) {
-            here = sched_getcpu();
-            sched_setaffinity(0, sizeof allowed, &allowed);
-        }
-        return here;
+        if (CPU_COUNT(&open) && sched_setaffinity(0, sizeof open, &open) == 0) restore(allowed, open);
+    }
+
+    // Lets the thread use `allowed` again, unless somebody has just changed what it may use. A thread that was free to use
+    // what its control group has is so again, whatever that will be.
+    static void restore(const cpu_set_t& allowed, const cpu_set_t& open) {
+        cpu_set_t now, all;
+        if (sched_getaffinity(0, sizeof now, &now) == 0 && !CPU_EQUAL(&now, &open)) return;
+        memset(&all, 0xff, sizeof all);
+        const bool free = sched_setaffinity(0, sizeof all, &all) == 0 && sched_getaffinity(0, sizeof now, &now) == 0;
+        if (!free || !CPU_EQUAL(&now, &allowed)) sched_setaffinity(0, sizeof allowed, &allowed);
     }
 #else
     void look(int) {}
