@@ -254,7 +254,7 @@ class Constraints:
         if forced:
             self._rows.foresee(req.row, forced)
         if req.guide is not None and req.guide.complete:
-            self._rows.bound(req.row, int(self._rows.n_ids[req.row]))
+            self._rows.limit[req.row] = self._rows.n_ids[req.row]
         return bool(forced)
 
     def _forced(self, req: Req, n_ids: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from bough.base.plan import LAST, Bools, Ints, RowInit, StepPlan
 from bough.kv.manager import Admission, KVManager
 from bough.kv.node import NOBODY
 from bough.scheduler.background import BESIDE, Background
+from bough.scheduler.parts import Parts, column, joined
 from bough.scheduler.programs import Programs
 from bough.scheduler.queue import WaitQueue
 from bough.scheduler.req import EMPTY, NO_ROW, Req, Status, end_ids
@@ -39,31 +40,6 @@ class Flight:
 
     plan: StepPlan
     reqs: list[Req]
-
-
-@dataclass(slots=True)
-class _Parts:
-    """Columns of a plan under construction, one entry per group of rows."""
-
-    rows: list[Ints] = field(default_factory=list)
-    start: list[Ints] = field(default_factory=list)
-    n_new: list[Ints] = field(default_factory=list)
-    tokens: list[Ints] = field(default_factory=list)
-    out_loc: list[Ints] = field(default_factory=list)
-    admitted: list[RowInit] = field(default_factory=list)
-    cut: Req | None = None
-    """Who has more to compute than this plan gives it; one at most."""
-    generating: bool = False
-    """Whether a row that runs computes the one token it lacks."""
-    entered: int = 0
-    """Tokens of rows that this plan admits."""
-
-    def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
-        self.rows.append(rows)
-        self.start.append(start)
-        self.n_new.append(n_new)
-        self.tokens.append(tokens)
-        self.out_loc.append(out_loc)
 
 
 class OutOfCells(Exception):
@@ -124,7 +100,7 @@ class Planner:
         if self._preempted:
             self._make_room(*self._preempted)
         while True:
-            parts = _Parts()
+            parts = Parts()
             try:
                 budget = self._plan_running(parts, settled)
                 break
@@ -175,7 +151,7 @@ class Planner:
 
     # -- rows that run ---------------------------------------------------------------------------------
 
-    def _plan_running(self, parts: _Parts, settled: bool) -> int:
+    def _plan_running(self, parts: Parts, settled: bool) -> int:
         """Plan what the running rows still have to compute; returns the budget that is left."""
         rows = self._rows
         running = rows.running
@@ -231,7 +207,7 @@ class Planner:
             self._kv.publish(row, rows.ids[row, :upto], upto)
         return budget
 
-    def _extend(self, parts: _Parts, row: int, n: int) -> int:
+    def _extend(self, parts: Parts, row: int, n: int) -> int:
         """Plan the next ``n`` known ids of ``row``; returns how many of its ids are planned then."""
         rows = self._rows
         start = int(rows.planned[row])
@@ -240,7 +216,7 @@ class Planner:
             self._undo(parts)
             raise OutOfCells
         ids = rows.ids[row]
-        parts.add(*_column(row, start, n), ids[start : start + n].copy(), out_loc)
+        parts.add(*column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
 
     def _chunk(self, todo: int, budget: int) -> int:
@@ -248,7 +224,7 @@ class Planner:
         a step of its own. Who cannot leaves a reserve for those who can."""
         return todo if todo <= budget else max(budget - self._reserve, min(budget, self._reserve))
 
-    def _undo(self, parts: _Parts) -> None:
+    def _undo(self, parts: Parts) -> None:
         """Give back the cells of a plan that will not be made."""
         for group, start in zip(parts.rows, parts.start, strict=True):
             for row, length in zip(group.tolist(), start.tolist(), strict=True):
@@ -266,7 +242,7 @@ class Planner:
 
     # -- rows that enter -------------------------------------------------------------------------------
 
-    def _admit(self, parts: _Parts, budget: int) -> int:
+    def _admit(self, parts: Parts, budget: int) -> int:
         """Admit waiting requests in the queue's order while budget, rows and cells last; what nobody wants of it.
 
         The head is never passed over for lack of memory, so a large request cannot be starved by small ones.
@@ -287,7 +263,7 @@ class Planner:
             budget -= n
         return 0 if parts.cut else budget
 
-    def _too_late(self, parts: _Parts, req: Req, budget: int) -> bool:
+    def _too_late(self, parts: Parts, req: Req, budget: int) -> bool:
         """Whether ``req`` would only make others wait: those that generate, as enough enters already; or those that end
         their prompts, where it cannot and would begin with a few tokens, or be the second one that is cut."""
         todo = len(req.ids) - self._queue.length(req) - req.held
@@ -324,7 +300,7 @@ class Planner:
         reserved = self._reserved(req) if len(self._rows) else 0
         return self._kv.available >= len(req.ids) - self._queue.length(req) + reserved
 
-    def _try_admit(self, parts: _Parts, req: Req, budget: int) -> int:
+    def _try_admit(self, parts: Parts, req: Req, budget: int) -> int:
         """Admit ``req`` with at most ``budget`` tokens; returns how many it computes, 0 if it has to wait."""
         if not self._fits(req):
             return 0
@@ -355,7 +331,7 @@ class Planner:
         self._enter(parts, req, admission, n, out_loc)
         return n
 
-    def _enter(self, parts: _Parts, req: Req, admission: Admission, n: int, out_loc: Ints) -> None:
+    def _enter(self, parts: Parts, req: Req, admission: Admission, n: int, out_loc: Ints) -> None:
         """``req`` runs from now on, with its next ``n`` tokens at ``out_loc``."""
         kv, (row, cached_len) = self._kv, admission
         req.status = Status.RUNNING
@@ -376,7 +352,7 @@ class Planner:
                 window_locs=kv.window_locs(kv.row_locs(row, 0, cached_len)),
             )
         )
-        parts.add(*_column(row, cached_len, n), req.ids[cached_len : cached_len + n], out_loc)
+        parts.add(*column(row, cached_len, n), req.ids[cached_len : cached_len + n], out_loc)
         kv.publish(row, req.ids, cached_len + n)
 
     def _reserved(self, req: Req) -> int:
@@ -396,7 +372,7 @@ class Planner:
 
     # -- what runs ahead
 
-    def _run_background(self, parts: _Parts, budget: int) -> None:
+    def _run_background(self, parts: Parts, budget: int) -> None:
         """Go on with what a program will append, with what the others of this plan have left of the budget."""
         background, rows = self._background, self._rows
         if not background:
@@ -425,7 +401,7 @@ class Planner:
             background.stopped(req)
         elif out_loc is not None:
             ids = rows.ids[row, : start + n]
-            parts.add(*_column(row, start, n), ids[start:].copy(), out_loc)
+            parts.add(*column(row, start, n), ids[start:].copy(), out_loc)
             self._kv.publish(row, ids, start + n)
         elif start < len(req.request.prompt):
             self.stop_background()
@@ -446,7 +422,7 @@ class Planner:
     def _next_suspect(self) -> Flight | None:
         """One suspect alone in a plan. It waits in no queue, and nobody else runs beside it."""
         self.stop_background()
-        parts = _Parts()
+        parts = Parts()
         req = self.suspects[0]
         while True:
             self._queue.push(req)
@@ -460,12 +436,12 @@ class Planner:
 
     # -- the plan --------------------------------------------------------------------------------------
 
-    def _finish(self, parts: _Parts) -> Flight | None:
+    def _finish(self, parts: Parts) -> Flight | None:
         """Write the plan and move the rows' planned lengths."""
         if not parts.rows:
             return None
         rows = self._rows
-        r, start, n_new = _joined(parts.rows), _joined(parts.start), _joined(parts.n_new)
+        r, start, n_new = joined(parts.rows), joined(parts.start), joined(parts.n_new)
         end = start + n_new
         known = rows.n_ids[r] + rows.ahead[r]
         sample = (end == known) & (known < rows.limit[r])
@@ -473,7 +449,7 @@ class Planner:
         rows.ahead[r] += sample
         rows.in_flight[r] += 1
         self._step += 1
-        out_loc = _joined(parts.out_loc)
+        out_loc = joined(parts.out_loc)
         self.computed_tokens += len(out_loc)
         plan = StepPlan(
             step=self._step,
@@ -482,7 +458,7 @@ class Planner:
             rows=r,
             start=start,
             n_new=n_new,
-            tokens=_joined(parts.tokens),
+            tokens=joined(parts.tokens),
             out_loc=out_loc,
             sample=sample,
             forced=self._forced(r, start, end, sample) if rows.n_guided else {},
@@ -503,12 +479,3 @@ class Planner:
             if first < last:
                 found[i] = first, rows.ids[row, first:last].copy()
         return found
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _column(row: int, start: int, n: int) -> tuple[Ints, Ints, Ints]:
-    """Row, start and number of new tokens as a plan's columns."""
-    return np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32)

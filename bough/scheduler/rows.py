@@ -30,7 +30,7 @@ class Rows:
         n_prompt: length of its prompt.
         n_entered: number of its known ids when it got the row.
         look_from: the token that makes so many ids, or more, needs a closer look: any one where there are stop strings,
-            logprobs or a budget, else the last.
+            logprobs or a budget, else the last. Of guided rows every token is looked at in any case.
         guided: the row has a matcher, or will have one.
         traced: it is guided, and its logprobs are reported.
         held: its matcher is still being made, so it may not sample yet: its last id is not computed.
@@ -97,8 +97,8 @@ class Rows:
             or bool(params.logprob_token_ids)
             or (req.program is not None and req.program.budget is not None)
         )
+        self.limit[row] = n if req.guide is not None and req.guide.complete else req.limit
         self.look_from[row] = 0 if looks else req.limit
-        self.bound(row, n if req.guide is not None and req.guide.complete else req.limit)
         self.guided[row] = req.guide is not None
         self.n_guided += req.guide is not None
         self.traced[row] = req.guide is not None and params.logprobs is not None
@@ -115,11 +115,6 @@ class Rows:
         for req in reqs:
             if req.row != NO_ROW:
                 self.look_from[req.row] = 0
-
-    def bound(self, row: int, limit: int) -> None:
-        """Let ``row`` have ``limit`` ids at most, which are no more than before."""
-        self.limit[row] = limit
-        self.look_from[row] = min(int(self.look_from[row]), limit)
 
     def foresee(self, row: int, ids: list[int]) -> None:
         """Append ``ids``, which the grammar forces. A step in flight that samples for ``row`` will sample the first."""

@@ -73,6 +73,6 @@ class DeviceRows:
     def set_last(self, rows: Tensor, tokens: Tensor) -> None:
         """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
         if self.host_last is not None:  # as ForwardBatch.on_host
-            self.host_last[rows.numpy()] = np.maximum(tokens.numpy(), 0)
+            self.note_last(rows.numpy(), np.maximum(tokens.numpy(), 0))
         else:
             self.last_token[rows] = tokens.clamp(min=0).int()

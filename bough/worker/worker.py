@@ -274,12 +274,10 @@ class Worker:
             context.masks = to_device(masks.bits, hidden.device)
         places = batch.adapters[batch.sampled]
         decoded = handle.decoded
-        logits, best = (
-            (self._runner.logits(hidden, places), None) if decoded is None else (decoded.logits, decoded.best)
-        )
+        logits = self._runner.logits(hidden, places) if decoded is None else decoded.logits
         sampling: Sampling | Sampled
         try:
-            sampling = self._sampler.launch(logits, context, best)
+            sampling = self._sampler.launch(logits, context, None if decoded is None else decoded.best)
             tokens = sampling.tokens
         except Exception:
             # One row's rules broke the common path. Sampling changes no state, so each row gets its own try.

@@ -498,7 +498,7 @@ LATE = (
         "a plan was written over the one before, which had yet to be copied to the device",
         Planner,
         "_finish",
-        "tokens=_joined(parts.tokens),",
+        "tokens=joined(parts.tokens),",
         "tokens=np.concatenate(parts.tokens, out=self.__dict__.setdefault('memory', np.empty(1 << 12, np.int32))"
         "[: int(n_new.sum())]),",
     ),

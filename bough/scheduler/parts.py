@@ -1,0 +1,45 @@
+"""A plan under construction, as the planner puts it together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bough.base.plan import Ints, RowInit
+from bough.scheduler.req import Req
+
+
+@dataclass(slots=True)
+class Parts:
+    """Columns of a plan under construction, one entry per group of rows."""
+
+    rows: list[Ints] = field(default_factory=list)
+    start: list[Ints] = field(default_factory=list)
+    n_new: list[Ints] = field(default_factory=list)
+    tokens: list[Ints] = field(default_factory=list)
+    out_loc: list[Ints] = field(default_factory=list)
+    admitted: list[RowInit] = field(default_factory=list)
+    cut: Req | None = None
+    """Who has more to compute than this plan gives it; one at most."""
+    generating: bool = False
+    """Whether a row that runs computes the one token it lacks."""
+    entered: int = 0
+    """Tokens of rows that this plan admits."""
+
+    def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
+        self.rows.append(rows)
+        self.start.append(start)
+        self.n_new.append(n_new)
+        self.tokens.append(tokens)
+        self.out_loc.append(out_loc)
+
+
+def joined(parts: list[Ints]) -> Ints:
+    """One column of its parts; the part itself where there is only one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def column(row: int, start: int, n: int) -> tuple[Ints, Ints, Ints]:
+    """Row, start and number of new tokens as a plan's columns."""
+    return np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32)
