@@ -54,11 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
     busy.add_argument("--repeats", type=int, default=3, metavar="INT")
     busy.add_argument("--output", type=Path, default=RESULTS / "busy.json")
     busy.set_defaults(function=_busy)
-    table = commands.add_parser("table", help="write docs/performance.md from results")
+    table = commands.add_parser("table", help="write docs/performance.md, or docs/performance-FOLDER.md, from results")
     table.add_argument(
-        "results", nargs="*", type=Path, metavar="RESULT", help="runs; all of benchmarks/results by default"
+        "results", nargs="?", type=Path, default=RESULTS, metavar="FOLDER", help="of runs (default: %(default)s)"
     )
-    table.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.md")
     table.set_defaults(function=_table)
     profile = commands.add_parser("profile", help="where bough's time goes in rows (needs perf)")
     profile.add_argument("rows", metavar="LIST", help="names or patterns; the texts are kept for `table`")
@@ -178,7 +177,9 @@ def _busy(arguments: argparse.Namespace, home: Home) -> int:
 def _table(arguments: argparse.Namespace, home: Home) -> int:
     from benchmarks.peers.report import publish
 
-    publish(arguments.results or sorted(RESULTS.glob("peers-*.json")), arguments.output)
+    folder = arguments.results.resolve()
+    name = "performance.md" if folder == RESULTS else f"performance-{folder.name}.md"
+    publish(folder, ROOT / "docs" / name)
     return 0
 
 

@@ -293,15 +293,14 @@ def unequal(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"answers end where the model ends them, and so have different lengths in tokens: {counts}"
 
 
-def publish(results: Sequence[Path], output: Path) -> None:
-    """Write the document and its pictures, a section for each run, behind what about.md beside the runs tells."""
+def publish(folder: Path, output: Path) -> None:
+    """Write the document and its pictures, a section for each run of a folder, behind what its about.md tells."""
     from benchmarks.peers.plots import against_floors
 
-    reports = [json.loads(result.read_text()) for result in results]
-    for path, report in zip(results, reports, strict=True):
-        if "rows" not in report:
-            raise SystemExit(f"{path} was not written by `python -m benchmarks.peers run`")
-    reports = current(reports)
+    results = sorted(folder.glob("peers-*.json"))
+    if not results:
+        raise SystemExit(f"no run has left its peers-*.json in {folder}")
+    reports = current([json.loads(result.read_text()) for result in results])
     output.parent.mkdir(parents=True, exist_ok=True)
     names = ", ".join(f"`{_shown(path)}`" for path, report in zip(results, reports, strict=True) if report["rows"])
     parts = [
@@ -312,7 +311,7 @@ def publish(results: Sequence[Path], output: Path) -> None:
         "way is left out. Where rows read more than they multiply, the floor is as certain as the rate at which the "
         "machine reads, which is between the two that are given with each row.",
     ]
-    if (about := results[0].parent / "about.md").exists():
+    if (about := folder / "about.md").exists():
         parts.append(about.read_text().strip())
     rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
     # A run beside others tells more than one of bough alone.
@@ -336,7 +335,7 @@ def publish(results: Sequence[Path], output: Path) -> None:
     missed = {name for name, row in measured.items() if False in (standing(name, row).met or ())}
     missed |= {name for name, row in measured.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
     missed |= {gain.row for gain in _gained(reports) if gain.met is False}
-    parts += _profiles(missed, results[0].parent)
+    parts += _profiles(missed, folder)
     output.write_text("\n\n".join(parts))
 
 
