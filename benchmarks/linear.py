@@ -1,12 +1,14 @@
 """Linear layers alone: our kernels beside oneDNN's and torch's, and beside what the machine can read and multiply.
 
     python benchmarks/linear.py [--output FILE] [--threads N] [--rows LIST] [--shapes LIST] [--kinds LIST]
+    python benchmarks/linear.py --isa avx2 --output FILE-avx2.json
     python benchmarks/linear.py --output FILE --document docs/quantization.md
 
 Each figure is the fastest of repeated calls, for which all forms take turns; the calls go over copies of the weight
 that together exceed the last cache, as the layers of a model do. Our own weights lie on large pages, as the engine lays
 them. GB/s counts the bytes of the weight once, GFLOP/s two per weight and row. A run of some shapes, kinds or rows
-keeps what the file has of the others; with ``--document`` nothing is measured.
+keeps what the file has of the others; with ``--document`` nothing is measured. ``--isa`` measures our kernels of an
+instruction set that is not the machine's best, beside each other; the document has a table of all files FILE-*.json.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 
 from bough.bench.machine import facts
+from bough.device.ops.library import load
 from bough.device.ops.packed import GROUP, PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
 from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops, resolve_ops
@@ -41,7 +44,9 @@ ROUNDED = {
 }  # fmt: skip
 KINDS = ("onednn", "bf16", *ROUNDED, "torch int8", "torch int4")
 """Behind a stroke: inputs that share a scale, where it is not 32."""
+OURS = ("bf16", *ROUNDED)
 MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
+ISA_MARKS = "<!-- linear isas: begin -->", "<!-- linear isas: end -->"
 CACHE_BYTES = 80 << 20
 TURNS = 12
 """That the forms take with each other, as a shared machine is now faster, now slower."""
@@ -121,8 +126,7 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     return pack_groups(packed, q, torch.ones(size).half(), sub, inputs)
 
 
-def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[str, Any]]:
-    ops = resolve_ops("auto")
+def measure(ops: Ops, shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[str, Any]]:
     results = []
     for shape in shapes:
         k, n = map(int, shape.split("x"))
@@ -151,17 +155,45 @@ def measure(shapes: list[str], kinds: list[str], rows: list[int]) -> list[dict[s
 def table(results: list[dict[str, Any]]) -> str:
     """How many times faster than the better one of both bf16 products each form is: at worst, and in the median of the
     shapes that it can hold."""
-    times = {(r["shape"], r["rows"], r["kind"]): r["us"] for r in results}
-    rows = sorted({m for _, m, _ in times})
+    gains = all_gains(results)
+    rows = sorted({m for m, _ in gains})
     lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
     for kind, name in ROUNDED.items():
-        cells = []
-        for m in rows:
-            shapes = [s for s in SHAPES if (s, m, kind) in times]
-            gains = [min(times[s, m, "onednn"], times[s, m, "bf16"]) / times[s, m, kind] for s in shapes]
-            cells.append(f"{min(gains):.2f} / {statistics.median(gains):.2f}")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(shown(gains[m, kind]) for m in rows)} |")
     return "\n".join(lines)
+
+
+def isa_table(files: list[dict[str, Any]]) -> str:
+    """The same for instruction sets, of all forms."""
+    lines: list[str] = []
+    for file in files:
+        gains = all_gains(file["results"])
+        rows = sorted({m for m, _ in gains})
+        if not lines:
+            lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
+        cells = [shown([gain for kind in ROUNDED for gain in gains[m, kind]]) for m in rows]
+        lines.append(f"| `{file['isa']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def all_gains(results: list[dict[str, Any]]) -> dict[tuple[int, str], list[float]]:
+    """How many times faster than bfloat16, for each number of rows and form: in every shape."""
+    times = {(r["shape"], r["rows"], r["kind"]): r["us"] for r in results}
+    gains: dict[tuple[int, str], list[float]] = {}
+    for (shape, m, kind), us in times.items():
+        if kind in ROUNDED:
+            wide = min(times[shape, m, form] for form in ("onednn", "bf16") if (shape, m, form) in times)
+            gains.setdefault((m, kind), []).append(wide / us)
+    return gains
+
+
+def shown(gains: list[float]) -> str:
+    return f"{min(gains):.2f} / {statistics.median(gains):.2f}"
+
+
+def put(text: str, marks: tuple[str, str], what: str) -> str:
+    before, rest = text.split(marks[0])
+    return f"{before}{marks[0]}\n{what}\n{marks[1]}{rest.split(marks[1])[1]}"
 
 
 def main() -> None:
@@ -170,23 +202,31 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--document", type=Path, help="put the table of --output between the marks of this file")
+    parser.add_argument("--kinds", help="default: all; with --isa, ours")
+    parser.add_argument("--isa", help="of our kernels (default: the machine's best)")
+    parser.add_argument("--document", type=Path, help="put the tables of --output between the marks of this file")
     arguments = parser.parse_args()
     if arguments.document:
-        text = arguments.document.read_text()
-        before, rest = text.split(MARKS[0])
-        shown = table(json.loads(arguments.output.read_text())["results"])
-        arguments.document.write_text(f"{before}{MARKS[0]}\n{shown}\n{MARKS[1]}{rest.split(MARKS[1])[1]}")
+        text = put(arguments.document.read_text(), MARKS, table(json.loads(arguments.output.read_text())["results"]))
+        isas = sorted(arguments.output.parent.glob(f"{arguments.output.stem}-*.json"))
+        text = put(text, ISA_MARKS, isa_table([json.loads(path.read_text()) for path in isas]))
+        arguments.document.write_text(text)
         return
     spare_onednn()
     torch.set_num_threads(arguments.threads)
+    library, kinds = load().library, KINDS
+    if library is None:
+        raise SystemExit("there are no kernels: see `bough doctor`")
+    if arguments.isa:
+        library.set_isa(arguments.isa)
+        kinds = OURS
     with torch.inference_mode():
         found = limits()
         print("  ".join(f"{name} {value:.0f}" for name, value in found.items()))
         print(f"rows {arguments.rows}: microseconds, GB/s, GFLOP/s")
         rows = [int(m) for m in arguments.rows.split(",")]
-        results = measure(arguments.shapes.split(","), arguments.kinds.split(","), rows)
+        chosen = arguments.kinds.split(",") if arguments.kinds else [*kinds]
+        results = measure(resolve_ops("auto"), arguments.shapes.split(","), chosen, rows)
         found_after = limits()
     if arguments.output:
         done = {(r["shape"], r["kind"], r["rows"]) for r in results}
@@ -195,8 +235,8 @@ def main() -> None:
             raise SystemExit(f"{arguments.output} was measured with {before['threads']} threads")
         kept = [r for r in before.get("results", ()) if (r["shape"], r["kind"], r["rows"]) not in done]
         results = kept + results
-        whole = {"benchmark": "linear", "machine": facts(), "threads": arguments.threads, "limits": found,
-                 "limits_after": found_after, "results": results}  # fmt: skip
+        whole = {"benchmark": "linear", "machine": facts(), "isa": library.isa(), "threads": arguments.threads,
+                 "limits": found, "limits_after": found_after, "results": results}  # fmt: skip
         arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
 
 

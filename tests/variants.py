@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 
-from bough.device.ops.build import VARIANTS
+from bough.device.ops.build import variants
 from bough.device.ops.library import Library, load
 
 STEPS_BETWEEN = ("avx512", "avx512vnni", "avx512bf16x2")
-"""Left out by default: but for how VNNI is done without, the code of the first two is that of the sets below and above
-them; the last differs from avx512bf16 in how many rows take turns with dense weights, which has tests of its own."""
+"""Left out by default: but for how bytes are multiplied without VNNI, the code of the first two is that of the sets
+below and above them; the last differs from avx512bf16 in how many rows take turns with dense weights, which has tests
+of its own."""
 
 ISAS: list[Any] = [
-    pytest.param(isa, marks=pytest.mark.slow) if isa in STEPS_BETWEEN else isa for isa in (*VARIANTS, "avx512bf16x2")
+    pytest.param(isa, marks=pytest.mark.slow) if isa in STEPS_BETWEEN else isa for isa in (*variants(), "avx512bf16x2")
 ]
 
 

@@ -58,8 +58,8 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """Seconds of a row with weights in bfloat16 and with fewer bits, in one run; ``rates`` in GB/s, as the machine read
-    while each of them was measured."""
+    """Seconds of a row with weights in bfloat16 and with fewer bits, in turns or, in older runs, in two rows; ``rates``
+    in GB/s, as the machine read while each of them was measured."""
 
     row: str
     date: str
@@ -110,9 +110,9 @@ def has_peers(row: Mapping[str, Any]) -> bool:
     return not all(contender.startswith("bough") for contender in row["cells"])
 
 
-def finished(row: Mapping[str, Any]) -> dict[str, float]:
-    """Contender -> median seconds, of those that did all of the row's work."""
-    cells = row["cells"].items()
+def finished(row: Mapping[str, Any], among: str = "cells") -> dict[str, float]:
+    """Contender -> median seconds, of those that did all of the row's work; ``wide`` are boughs in bfloat16."""
+    cells = row.get(among, {}).items()
     return {c: cell["median"]["seconds"] for c, cell in cells if "median" in cell and not cell.get("note")}
 
 
@@ -216,10 +216,12 @@ def _gained(reports: Sequence[Mapping[str, Any]]) -> list[Gain]:
     for report in reports:
         seconds = {n: s.ours[1] for n, r in report["rows"].items() if "floor_s" in r and (s := standing(n, r)).ours}
         for name, narrow in seconds.items():
-            wide = seconds.get(wide_row(name))
-            if wide and name != wide_row(name):
-                rates = [_limits(report["rows"][each]).read_gb_s for each in (wide_row(name), name)]
-                found[name] = Gain(name, report["machine"]["date"], wide, narrow, (rates[0], rates[1]))
+            row = report["rows"][name]
+            beside = _fastest(finished(row, "wide"))
+            wide, of = (beside[1], row) if beside else (seconds.get(wide_row(name)), report["rows"].get(wide_row(name)))
+            if wide and of and name != wide_row(name):
+                rates = _limits(of).read_gb_s, _limits(row).read_gb_s
+                found[name] = Gain(name, report["machine"]["date"], wide, narrow, rates)
     return [found[name] for name in ROWS if name in found]
 
 
@@ -251,8 +253,9 @@ def _versions(report: Mapping[str, Any]) -> str:
 
 def _details(name: str, row: Mapping[str, Any]) -> str:
     figures: dict[str, dict[str, float]] = {}
-    notes = [f"- {c}: {cell['note']}" for c, cell in row["cells"].items() if cell.get("note")]
-    for contender, cell in row["cells"].items():
+    cells = row["cells"] | {f"beside them, {c}": cell for c, cell in row.get("wide", {}).items()}
+    notes = [f"- {c}: {cell['note']}" for c, cell in cells.items() if cell.get("note")]
+    for contender, cell in cells.items():
         if "median" in cell:
             figures[contender] = {
                 **cell["median"],
@@ -346,9 +349,11 @@ def _shown(path: Path) -> Path:
 def _profiles(missed: Collection[str], results: Path) -> Iterator[str]:
     """Where bough's time goes in rows that miss a goal, as far as :mod:`benchmarks.peers.profile` has looked."""
     found = {name: path for name in ROWS if name in missed and (path := profile_path(name, results)).exists()}
-    if found:
+    if missed:
         yield "## Where the time goes in rows that miss a goal"
         yield "Shares of all CPU time of the server, by `python -m benchmarks.peers profile`."
+    if lacking := [name for name in ROWS if name in missed and name not in found]:
+        yield f"Not profiled: {', '.join(lacking)}."
     for name, path in found.items():
         yield f"### {name}: profile\n\n```\n{path.read_text().strip()}\n```\n"
 

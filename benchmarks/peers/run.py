@@ -138,24 +138,31 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
     deadline = time.monotonic() + plan.minutes * 60
     for (model, bits), group in groupby(plan.rows, lambda r: (r.model, r.bits)):
         rows = list(group)
-        contenders = [Contender(e, f) for e in plan.engines for f in e.formats if BITS[f] == bits]
+        contenders = [Contender(e, f) for e in plan.engines for f in e.formats if competes(e, f, bits)]
         for block in blocks(contenders, settings, model, machine.memory().usable):
             field = Field(settings, model, report)
             try:
                 entered = [c for c in block if field.enter(c)]
                 for row in rows:
-                    into = report["rows"].setdefault(row.name, {"sizes": row.sizes, "cells": {}})
+                    into = report["rows"].setdefault(row.name, {"sizes": row.sizes, "cells": {}, "wide": {}})
                     if time.monotonic() > deadline:
                         into["note"] = "not run: the time was over"
                         continue
                     cells, limits = run_row(row, entered, field, plan, settings.threads)
-                    into["cells"] |= cells
+                    for contender, cell in cells.items():
+                        into["cells" if row.takes(contender.format) else "wide"][contender.name] = cell.result()
                     into.setdefault("limits", []).extend(asdict(found) for found in limits)
                     add_floor(into, row, settings)
                     write(output, report)
             finally:
                 field.close()
     return report
+
+
+def competes(engine: Engine, weights: str, bits: int) -> bool:
+    """Whether an engine with such weights has turns in rows of so many bits: boughs also have them in bfloat16, to tell
+    what fewer bits gain."""
+    return BITS[weights] == bits or (weights == "bf16" and engine.name.startswith("bough"))
 
 
 def blocks(
@@ -181,7 +188,7 @@ def blocks(
 
 def run_row(
     row: Row, contenders: Sequence[Contender], field: Field, plan: Plan, threads: int
-) -> tuple[dict[str, Any], list[Limits]]:
+) -> tuple[dict[Contender, Cell], list[Limits]]:
     """All repeats of all contenders, in turn: A B C, B C A, C A B. A contender that fails has no further turn.
 
     Who is first in its turn loses some hundredths, as the measurement of the limits has just given back its memory.
@@ -200,7 +207,7 @@ def run_row(
             if cell.note is None and not (repeat and _hopeless(cell, cells.values(), plan)):
                 _attempt(row, contender, field, plan, cell, repeat)
         limits.append(measure_limits(threads))
-    return {c.name: cell.result() for c, cell in cells.items()}, limits
+    return cells, limits
 
 
 def _turned(contenders: list[tuple[Contender, Cell]], by: int) -> list[tuple[Contender, Cell]]:

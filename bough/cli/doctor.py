@@ -31,6 +31,10 @@ OPTIONAL = {
 """Optional package -> what is not there without it."""
 
 
+BEST = {"amx_bf16": "amx", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni", "asimddp": "dotprod"}
+"""Feature of a processor -> the kernels that use it; the first of those that it has are the best for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One fact. ``state``: ok; note: works, with less than there could be; slow: costs speed; bad: will not work."""
@@ -143,7 +147,7 @@ def _kernels() -> Finding:
         advice = "torch's OpenMP runtime was not found, so the kernels run on one thread: reinstall torch"
         return Finding("kernels", "slow", value, advice)
     features = machine.cpu().features
-    best = next((v for f, v in (("amx_bf16", "amx"), ("avx512_bf16", "avx512bf16")) if f in features), None)
+    best = next((isa for feature, isa in BEST.items() if feature in features), None)
     if best is not None and best not in loading.library.isas():
         fix = f"their compiler or this kernel does not know {best}: take newer ones, delete {loading.library.path}"
         return Finding("kernels", "slow", value, fix)

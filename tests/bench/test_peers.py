@@ -19,7 +19,7 @@ from benchmarks.peers.home import ROOT, Home, Unavailable
 from benchmarks.peers.models import SHAPE_1B, interleave_rows
 from benchmarks.peers.process import Process, descendants, free_port, usage
 from benchmarks.peers.profile import profile_path
-from benchmarks.peers.run import Plan, blocks, run
+from benchmarks.peers.run import Plan, blocks, competes, run
 from bough.bench.measures import Call
 from bough.weights.gguf_model import restore_rows
 
@@ -183,12 +183,31 @@ def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> Non
     )):  # fmt: skip
         path.write_text(json.dumps(found))
     (tmp_path / "about.md").write_text("Of a machine.\n")
-    report.publish(paths, tmp_path / "docs" / "performance.md")
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "\n\nOf a machine.\n\n" in text.split("## ")[0]
     every = text.split("## Fewer bits")[1].split("\n## ")[0]
     assert "| 135m/rag/int8 | today | 1.5 | 1 | 80 / 80 | 1.50x | 1.6x | no |" in every and "yesterday" not in every
     assert "| 3.00x | 1.6x | yes |" in report.markdown(both("135m/rag", 3.0, 1.0, "yesterday"))
+
+
+def test_fewer_bits_are_judged_by_turns_with_bfloat16_where_there_are_any() -> None:
+    found = both("135m/rag", 3.0, 1.0, "today")
+    found["rows"]["135m/rag/int8"]["wide"] = {"bough bf16": cell(1.7)}
+    text = report.markdown(found)
+    assert "| 135m/rag/int8 | today | 1.7 | 1 | 80 / 80 | 1.70x | 1.6x | yes |" in text
+    assert "beside them, bough bf16" in text
+    assert report.standing("135m/rag/int8", found["rows"]["135m/rag/int8"]).ours == ("bough int8", 1.0)
+
+
+def test_boughs_alone_have_turns_in_bfloat16_beside_fewer_bits() -> None:
+    every = [engines.bough("bough-old", ROOT), engines.PEERS["openvino"]]
+    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, 8)] == [
+        "bough-old bf16", "bough-old int8", "bough-old q8_0", "openvino int8",
+    ]  # fmt: skip
+    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, 16)] == [
+        "bough-old bf16", "openvino bf16",
+    ]  # fmt: skip
 
 
 def test_a_run_is_shown_until_others_have_measured_all_of_it_again() -> None:
@@ -221,9 +240,13 @@ def test_whoever_misses_a_goal_shows_a_profile(missed: dict[str, Any], tmp_path:
         profile_path(f"135m/rag/{kind}", tmp_path).write_text(f"{kind}: 40% attention\n")
     kind = list(missed["rows"])[-1].rpartition("/")[2]
     (tmp_path / "peers-1.json").write_text(json.dumps(missed))
-    report.publish([tmp_path / "peers-1.json"], tmp_path / "docs" / "performance.md")
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert [k for k in ("bf16", "int8") if f"{k}: 40% attention" in text] == [kind]
+    assert "Not profiled" not in text
+    profile_path(f"135m/rag/{kind}", tmp_path).unlink()
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
+    assert f"Not profiled: 135m/rag/{kind}." in (tmp_path / "docs" / "performance.md").read_text()
 
 
 def test_document_and_pictures(tmp_path: Path) -> None:
@@ -235,12 +258,12 @@ def test_document_and_pictures(tmp_path: Path) -> None:
     alone.write_text(json.dumps(result(name, bough_bf16=cell(1.6))))
     profile_path(name, tmp_path).parent.mkdir()
     profile_path(name, tmp_path).write_text("40% attention\n")
-    report.publish([beside, alone], tmp_path / "docs" / "performance.md")
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
     text = (tmp_path / "docs" / "performance.md").read_text()
     assert "images/performance-135m.svg" in text and "yes / no" in text and "yes / -" in text
     assert "40% attention" in text, "a goal is missed beside the peer"
     picture = (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
-    report.publish([beside, alone], tmp_path / "docs" / "performance.md")
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
     assert picture == (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()
     assert picture.startswith("<?xml") and "vllm" in picture
 

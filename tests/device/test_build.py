@@ -129,7 +129,7 @@ def test_a_killed_build_leaves_no_compiler_and_no_files(monkeypatch: pytest.Monk
     script = f"""if 1:
         from pathlib import Path
         from bough.device.ops import build
-        build.VARIANTS = {{"generic": ()}}
+        build.VARIANTS = {{}}
         build.compile_library(Path({str(tmp_path / "kernels.so")!r}))"""
     with subprocess.Popen([sys.executable, "-c", script]) as building:
         compiles = wait_for(lambda: started.exists() or building.poll() is not None)
@@ -250,11 +250,11 @@ def test_there_is_one_openmp_runtime() -> None:
 
 
 @pytest.mark.slow
-def test_aarch64_has_the_generic_variant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_aarch64_has_two_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if shutil.which("aarch64-linux-gnu-g++") is None:
         pytest.skip("no compiler for aarch64 here (Debian: g++-aarch64-linux-gnu)")
     monkeypatch.setenv("CXX", "aarch64-linux-gnu-g++")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     target = tmp_path / "kernels.so"
-    assert build.compile_library(target) == ["generic"]
+    assert build.compile_library(target) == ["generic", "dotprod"]
     assert int.from_bytes(target.read_bytes()[18:20], "little") == 183, "ELF's number of aarch64"

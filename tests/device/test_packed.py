@@ -160,9 +160,8 @@ def test_the_largest_sums_do_not_overflow(ops: Ops, kind: Kind) -> None:
     weight = random_weight(kind, 16, 8192)
     x = torch.ones(2, 8192)
     x[1] = -1
-    everywhere = PackedWeight(
-        kind, 16, 8192, torch.full_like(weight.weight, -1), weight.scale, weight.sub, weight.group
-    )  # fmt: skip
+    most = torch.full_like(weight.weight, 0x3F3F3F3F if kind == Kind.Q6_K else -1)
+    everywhere = PackedWeight(kind, 16, 8192, most, weight.scale, weight.sub, weight.group)
     check(everywhere, None, x, ops.packed_linear(everywhere, None)(x))
 
 

@@ -31,18 +31,22 @@ PACKAGED = Path(__file__).parent / "kernels.so"
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
                 "-ffp-contract=off", "-fno-math-errno", "-w")  # fmt: skip
 
-AVX2 = ("-mavx2", "-mfma")
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
 AVX512BF16 = (*AVX512, "-mavx512vnni", "-mavx512bf16")
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "generic": (),
-    "avx2": AVX2,
-    "avx512": AVX512,
-    "avx512vnni": (*AVX512, "-mavx512vnni"),
-    "avx512bf16": AVX512BF16,
-    "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
+VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "generic": (),
+        "avx2": AVX2,
+        "avxvnni": (*AVX2, "-mavxvnni"),
+        "avx512": AVX512,
+        "avx512vnni": (*AVX512, "-mavx512vnni"),
+        "avx512bf16": AVX512BF16,
+        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
+    },
+    "aarch64": {"generic": (), "dotprod": ("-march=armv8.2-a+dotprod",)},
 }
-"""Instruction set -> flags; all of them go into one library, which chooses at run time."""
+"""Machine -> instruction set -> flags; all of a machine go into one library, which chooses at run time."""
 
 COMPILE_SECONDS = 900
 VERSION_SECONDS = 60
@@ -62,6 +66,11 @@ class BuildError(Exception):
 
 class CompilerHangs(BuildError):
     """The compiler took longer than it is given."""
+
+
+def variants() -> dict[str, tuple[str, ...]]:
+    """Instruction set -> flags, for this machine."""
+    return VARIANTS.get(platform.machine(), {"generic": ()})
 
 
 @cache
@@ -93,10 +102,9 @@ def compile_library(target: Path) -> list[str]:
     ``COMPILE_SECONDS``. A variant that only this compiler cannot build is left out.
     """
     compiler = find_compiler()
-    names = list(VARIANTS) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
     try:
         with tempfile.TemporaryDirectory(prefix="bough-build-") as folder, _compilers(folder) as start:
-            built = _compile_variants(start, compiler, names, Path(folder))
+            built = _compile_variants(start, compiler, Path(folder))
             defines = [f"-DBOUGH_WITH_{name.upper()}" for name in built]
             dispatch = Path(folder) / "dispatch.o"
             source = f'-DBOUGH_SOURCE="{source_digest()}"'
@@ -220,12 +228,12 @@ def _compilers(folder: str) -> Iterator[Start]:
             process.communicate()
 
 
-def _compile_variants(start: Start, compiler: list[str], names: list[str], folder: Path) -> dict[str, Path]:
+def _compile_variants(start: Start, compiler: list[str], folder: Path) -> dict[str, Path]:
     """Object file of each variant that compiles, all compiled side by side."""
     running = {}
-    for name in names:
+    for name, flags in variants().items():
         target = folder / f"{name}.o"
-        command = [*compiler, *COMMON_FLAGS, *VARIANTS[name], f"-DBOUGH_TABLE=kernels_{name}"]
+        command = [*compiler, *COMMON_FLAGS, *flags, f"-DBOUGH_TABLE=kernels_{name}"]
         command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
         running[name] = (start(command), target)
     built, complaint = {}, ""

@@ -112,8 +112,8 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
 
     Args:
         kind: any but BF16 and INT8.
-        q: uint8 [N, K], or for kinds of four bits also [N, G, 16] with two values per byte: byte i of 32 inputs holds
-            input i in its low half, input 16 + i in its high half.
+        q: uint8 [N, K], of Q6_K below 64, or for kinds of four bits also [N, G, 16] with two values per byte: byte i of
+            32 inputs holds input i in its low half, input 16 + i in its high half.
         scale: float16 [N, groups], of PAIRED kinds [N, groups, 2].
         sub: uint8 [N, G, 2], for Q4_K and Q6_K.
         group: inputs of a group of ``scale``, where the kind leaves it open.

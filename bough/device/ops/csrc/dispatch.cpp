@@ -4,8 +4,12 @@
 
 #include "team.h"
 
-#if defined(BOUGH_WITH_AVX512BF16) || defined(BOUGH_WITH_AMX)
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
+
+#if defined(BOUGH_WITH_DOTPROD) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
@@ -19,6 +23,9 @@ extern const KernelTable kernels_generic;
 #if defined(BOUGH_WITH_AVX2)
 extern const KernelTable kernels_avx2;
 #endif
+#if defined(BOUGH_WITH_AVXVNNI)
+extern const KernelTable kernels_avxvnni;
+#endif
 #if defined(BOUGH_WITH_AVX512)
 extern const KernelTable kernels_avx512;
 #endif
@@ -30,6 +37,9 @@ extern const KernelTable kernels_avx512bf16;
 #endif
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
 extern const KernelTable kernels_amx;
+#endif
+#if defined(BOUGH_WITH_DOTPROD) && defined(__linux__)
+extern const KernelTable kernels_dotprod;
 #endif
 
 bool multiplies_twice = false;
@@ -44,7 +54,7 @@ struct Choice {
 };
 
 // The instruction sets other than generic are left out of the build where the compiler does not know them.
-constexpr int MAX_CHOICES = 7;
+constexpr int MAX_CHOICES = 8;
 Choice choices[MAX_CHOICES];
 int n_choices = 0;
 const KernelTable* table = nullptr;
@@ -77,6 +87,15 @@ bool has_wide_units() {
 bool has_wide_units() { return false; }
 #endif
 
+#if defined(BOUGH_WITH_AVXVNNI)
+// Whether vectors of 256 bits multiply bytes: Intel's processors for laptops since 2021, which have no AVX-512.
+bool has_short_vnni() {
+    constexpr unsigned AVX_VNNI = 1u << 4;
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & AVX_VNNI);
+}
+#endif
+
 void choose(int i) {
     chosen = i;
     table = choices[i].table;
@@ -88,7 +107,7 @@ int detect() {
     choices[n_choices++] = {"generic", &kernels_generic, true};
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     bool bytes = avx512 && __builtin_cpu_supports("avx512vnni");
@@ -96,6 +115,9 @@ int detect() {
     (void)dot;
 #if defined(BOUGH_WITH_AVX2)
     choices[n_choices++] = {"avx2", &kernels_avx2, avx2};
+#endif
+#if defined(BOUGH_WITH_AVXVNNI)
+    choices[n_choices++] = {"avxvnni", &kernels_avxvnni, avx2 && has_short_vnni()};
 #endif
 #if defined(BOUGH_WITH_AVX512)
     choices[n_choices++] = {"avx512", &kernels_avx512, avx512};
@@ -110,6 +132,9 @@ int detect() {
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
     choices[n_choices++] = {"amx", &kernels_amx, dot && has_tiles()};
 #endif
+#elif defined(BOUGH_WITH_DOTPROD) && defined(__linux__)
+    constexpr unsigned long DOT_PRODUCTS = 1ul << 20;
+    choices[n_choices++] = {"dotprod", &kernels_dotprod, (getauxval(AT_HWCAP) & DOT_PRODUCTS) != 0};
 #endif
     int best = 0;
     for (int i = 0; i < n_choices; ++i)

@@ -4,6 +4,7 @@
 // depend on its row and its weights alone. The sums of bytes are exact.
 #pragma once
 
+#include "byte_dots.h"
 #include "linear_prepare.h"
 
 namespace {
@@ -126,8 +127,9 @@ INLINE void clear(Sums<V, R, P>& sums) {
         for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = V{};
 }
 
-INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
-INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
+struct PairDots {
+    static INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
+};
 
 // A place in each of the rows of a block. A pointer and a stride reach three rows; left alone, the compiler keeps a
 // pointer for every word of every row, and spends the inner loop on loading them.
@@ -160,12 +162,12 @@ struct RowCursor {
 };
 
 // sums += word i of each row times one word of each output.
-template <typename V, int R, int P>
+template <typename Dots, typename V, int R, int P>
 INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
+        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Dots::multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
 }
 
 template <int P>
@@ -176,8 +178,8 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
 }
 
 // Whole-row sums of `words` words.
-template <typename V, int R, int P>
-INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x,
+template <int R, int P>
+INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x,
                       const NextPanels& next) {
     RowCursor a(x.at, x.stride);
     for (int64_t i = 0; i < words; ++i, a.advance(4)) {
@@ -188,7 +190,7 @@ INLINE void add_words(Sums<V, R, P>& sums, const uint32_t* w, int64_t words, con
         else
             next.touch<P>(i * PANEL, 1);
         next.ask();
-        add_word<V, R, P>(sums, column, a, 0);
+        add_word<PairDots>(sums, column, a, 0);
     }
 }
 
@@ -216,7 +218,7 @@ struct Bf16Tile : WholePanels {
         int64_t words = panel_words(l) / PANEL;
         Sums<vf, R, P> sums;
         clear(sums);
-        add_words<vf, R, P>(sums, l.weight + panel * words * PANEL, words, a, next);
+        add_words(sums, l.weight + panel * words * PANEL, words, a, next);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j) storef(out + r * P * PANEL + j * WIDTH, sums.at[r][j]);
     }
@@ -233,11 +235,11 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
     return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
 }
 
-// How a kind holds its values: BITS per value; MINIMUM: there are minima, and no zero; SPLIT: the two halves
+// How a kind holds its values: BITS per value, which is MOST at most; MINIMUM: there are minima, and no zero; SPLIT: the two halves
 // of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale; TOGETHER: groups whose inputs share
 // the scale of a row.
 struct Q8Format {
-    static constexpr int BITS = 8, TOGETHER = groups_together(LINEAR_Q8);
+    static constexpr int BITS = 8, MOST = 255, TOGETHER = groups_together(LINEAR_Q8);
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
     static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * PANEL;
@@ -248,7 +250,7 @@ struct Q8Format {
 };
 
 struct Int8Format {
-    static constexpr int BITS = 8, TOGETHER = groups_together(LINEAR_INT8);
+    static constexpr int BITS = 8, MOST = 255, TOGETHER = groups_together(LINEAR_INT8);
     static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
     static INLINE const float* scales(const PackedLinear& l, int64_t panel, int64_t, int64_t) {
         return (const float*)l.scale + panel * PANEL;
@@ -259,11 +261,11 @@ struct Int8Format {
 };
 
 struct Q4Format : Q8Format {
-    static constexpr int BITS = 4;
+    static constexpr int BITS = 4, MOST = 15;
 };
 
 struct Q4MinFormat {
-    static constexpr int BITS = 4, TOGETHER = 1;
+    static constexpr int BITS = 4, MOST = 15, TOGETHER = 1;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * 2 * PANEL;
@@ -282,7 +284,7 @@ struct Q4ZeroFormat : Q4MinFormat {
 };
 
 struct Q4KFormat {
-    static constexpr int BITS = 4, TOGETHER = 1;
+    static constexpr int BITS = 4, MOST = 15, TOGETHER = 1;
     static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
     static INLINE const uint8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
@@ -295,7 +297,7 @@ struct Q4KFormat {
 };
 
 struct Q6KFormat {
-    static constexpr int BITS = 8, TOGETHER = 1;
+    static constexpr int BITS = 8, MOST = 63, TOGETHER = 1;
     static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
     static INLINE const int8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
         return (const int8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
@@ -312,6 +314,9 @@ struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS;
     static constexpr int64_t SINGLE = single_rows(Format::BITS == 4), WIDE = 0;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
+    static constexpr int HELD_LINES = HELD_WORDS<Format::MOST> * Format::BITS / 8;
+    static constexpr bool STARTS = !Format::MINIMUM && !LOSES_ZERO<Format::MOST>;
+    typedef typename DotsOf<Format::MOST>::type Dots;
 
     // Few rows: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
     // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short
@@ -332,28 +337,43 @@ struct GroupTile : WholePanels {
         for (int r = 0; r < R; ++r) {
             const GroupMeta& m = *(const GroupMeta*)meta(r);
             int32_t start = !Format::SPLIT ? m.start : first ? m.start - m.start_low : m.start_low;
-            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Format::MINIMUM ? vi{} : start - vi{};
+            for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = STARTS ? start - vi{} : vi{};
         }
     }
 
     template <int R, int P>
     static INLINE void add_lines(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a, int first, int n) {
+        if constexpr (HELD_LINES == 0) {
 #pragma GCC unroll 8
-        for (int i = first; i < first + n; ++i) {
-            vu column[P * PANEL_VECS];
-            load_word<P>(column, w + i * PANEL, stride);
-            if (Format::BITS == 8) {
-                add_word<vi, R, P>(sums, column, a, i);
-                continue;
+            for (int i = first; i < first + n; ++i) add_line(sums, w, stride, a, i);
+        } else {
+#pragma GCC unroll 4
+            for (int i = first; i < first + n; i += HELD_LINES) {
+                Sums<vi, R, P> held;
+                clear(held);
+#pragma GCC unroll 4
+                for (int j = i; j < i + HELD_LINES; ++j) add_line(held, w, stride, a, j);
+                for (int r = 0; r < R; ++r)
+                    for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Dots::add(sums.at[r][j], held.at[r][j]);
             }
-            vu low[P * PANEL_VECS], high[P * PANEL_VECS];
-            for (int j = 0; j < P * PANEL_VECS; ++j) {
-                low[j] = column[j] & 0x0f0f0f0fu;
-                high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
-            }
-            add_word<vi, R, P>(sums, low, a, i);
-            add_word<vi, R, P>(sums, high, a, i + 4);
         }
+    }
+
+    template <int R, int P>
+    static INLINE void add_line(Sums<vi, R, P>& sums, const uint32_t* w, int64_t stride, const RowCursor& a, int i) {
+        vu column[P * PANEL_VECS];
+        load_word<P>(column, w + i * PANEL, stride);
+        if (Format::BITS == 8) {
+            for (int j = 0; LOSES_ZERO<Format::MOST> && j < P * PANEL_VECS; ++j) column[j] ^= 0x80808080u;
+            return add_word<Dots>(sums, column, a, i);
+        }
+        vu low[P * PANEL_VECS], high[P * PANEL_VECS];
+        for (int j = 0; j < P * PANEL_VECS; ++j) {
+            low[j] = column[j] & 0x0f0f0f0fu;
+            high[j] = (column[j] >> 4) & 0x0f0f0f0fu;
+        }
+        add_word<Dots>(sums, low, a, i);
+        add_word<Dots>(sums, high, a, i + 4);
     }
 
     // total += sums, scaled; of SPLIT, `low` is what the lower half comes to before the scales of the rows.

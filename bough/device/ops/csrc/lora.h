@@ -149,7 +149,7 @@ struct LoraExpand {
             for (int j = 0; j < STEP; ++j) {
                 vu column[P * PANEL_VECS];
                 load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
-                add_word<vf, R, P>(sums, column, a, j);
+                add_word<PairDots>(sums, column, a, j);
             }
         const int columns = (int)(stop - panel * PANEL < P * PANEL ? stop - panel * PANEL : P * PANEL);
         for (int r = 0; r < R; ++r) add_to(out + (row + r) * stride + panel * PANEL, sums.at[r], columns);

@@ -19,6 +19,8 @@
 #else
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <emmintrin.h>
 #endif
 #define BOUGH_WIDTH 4
 #endif
@@ -270,23 +272,52 @@ INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
 #endif
 }
 
+#if defined(__AVX512VNNI__)
+#define BOUGH_VNNI 1
+INLINE vi dot_vnni(vi acc, vu w, vu a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
+#elif defined(__AVXVNNI__)
+#define BOUGH_VNNI 1
+INLINE vi dot_vnni(vi acc, vu w, vu a) { return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)w, (__m256i)a); }
+#endif
+
+// Halves of words as integers with a sign, and the sums of their products in pairs.
+#if defined(__x86_64__) && !defined(BOUGH_VNNI)
+typedef int16_t vhalves __attribute__((vector_size(4 * BOUGH_WIDTH)));
+
+INLINE vi dot_halves(vu a, vu b) {
+#if defined(__AVX512BW__)
+    return (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+    return (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#endif
+}
+
+// acc + the products of four unsigned with four signed bytes per lane: bytes 0 and 2, then 1 and 3, in 16 bits.
+INLINE vi dot_widened(vi acc, vu w, vu a) {
+    const vu even = (vu)((vhalves)a << 8 >> 8), odd = (vu)((vhalves)a >> 8);
+    return acc + (dot_halves(w & 0x00ff00ffu, even) + dot_halves(w >> 8 & 0x00ff00ffu, odd));
+}
+#endif
+
+#if defined(__ARM_FEATURE_DOTPROD)
+INLINE vi dot_signed(vi acc, vu a, vu b) { return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)a, (int8x16_t)b); }
+
+// The same of signed bytes w - 128, and 128 times the sum of the others.
+INLINE vi dot_shifted(vi acc, vu w, vu a) {
+    return dot_signed(acc, w ^ 0x80808080u, a) + (dot_signed(vi{}, a, vu{} + 0x01010101u) << 7);
+}
+#endif
+
 // acc + w.0 * a.0 + w.1 * a.1 + w.2 * a.2 + w.3 * a.3 per lane, with unsigned bytes w and signed bytes a; exact.
 INLINE vi dot_bytes(vi acc, vu w, uint32_t a) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32((int)a));
-#elif defined(__AVX512BW__) || defined(__AVX2__)
-    // vpmaddubsw would saturate: bytes 0 and 2, then 1 and 3, as 16-bit pairs.
-    vu even = w & 0x00ff00ffu, odd = (w >> 8) & 0x00ff00ffu;
-#if defined(__AVX512BW__)
-    __m512i four = _mm512_set1_epi32((int)a);
-    vi x = (vi)_mm512_madd_epi16((__m512i)even, _mm512_srai_epi16(_mm512_slli_epi16(four, 8), 8));
-    vi y = (vi)_mm512_madd_epi16((__m512i)odd, _mm512_srai_epi16(four, 8));
-#else
-    __m256i four = _mm256_set1_epi32((int)a);
-    vi x = (vi)_mm256_madd_epi16((__m256i)even, _mm256_srai_epi16(_mm256_slli_epi16(four, 8), 8));
-    vi y = (vi)_mm256_madd_epi16((__m256i)odd, _mm256_srai_epi16(four, 8));
-#endif
-    return acc + (x + y);
+#if defined(BOUGH_VNNI)
+    return dot_vnni(acc, w, a - vu{});
+#elif defined(__x86_64__)
+    return dot_widened(acc, w, a - vu{});
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return dot_shifted(acc, w, a - vu{});
 #else
     vi byte = (vi)(w & 0xffu) * (int32_t)(int8_t)a + (vi)((w >> 8) & 0xffu) * (int32_t)(int8_t)(a >> 8);
     return acc + byte + (vi)((w >> 16) & 0xffu) * (int32_t)(int8_t)(a >> 16) + (vi)(w >> 24) * (int32_t)(int8_t)(a >> 24);
@@ -295,18 +326,12 @@ INLINE vi dot_bytes(vi acc, vu w, uint32_t a) {
 
 // The same with unsigned bytes w of one word and signed bytes a per lane.
 INLINE vi dot_bytes(vi acc, uint32_t w, vu a) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)acc, _mm512_set1_epi32((int)w), (__m512i)a);
-#elif defined(__AVX512BW__)
-    __m512i even = _mm512_srai_epi16(_mm512_slli_epi16((__m512i)a, 8), 8), odd = _mm512_srai_epi16((__m512i)a, 8);
-    vi x = (vi)_mm512_madd_epi16(_mm512_set1_epi32((int)(w & 0x00ff00ffu)), even);
-    vi y = (vi)_mm512_madd_epi16(_mm512_set1_epi32((int)(w >> 8 & 0x00ff00ffu)), odd);
-    return acc + (x + y);
-#elif defined(__AVX2__)
-    __m256i even = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)a, 8), 8), odd = _mm256_srai_epi16((__m256i)a, 8);
-    vi x = (vi)_mm256_madd_epi16(_mm256_set1_epi32((int)(w & 0x00ff00ffu)), even);
-    vi y = (vi)_mm256_madd_epi16(_mm256_set1_epi32((int)(w >> 8 & 0x00ff00ffu)), odd);
-    return acc + (x + y);
+#if defined(BOUGH_VNNI)
+    return dot_vnni(acc, w - vu{}, a);
+#elif defined(__x86_64__)
+    return dot_widened(acc, w - vu{}, a);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return dot_shifted(acc, w - vu{}, a);
 #else
     for (int i = 0; i < 32; i += 8) acc += ((vi)(a << (24 - i)) >> 24) * (int32_t)(w >> i & 0xffu);
     return acc;
@@ -319,6 +344,10 @@ INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 INLINE vf load_half(const uint16_t* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16((float16x4_t)vld1_u16(p));
 #else
     vh x;
     memcpy(&x, p, sizeof x);
