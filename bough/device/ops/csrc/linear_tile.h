@@ -315,6 +315,7 @@ struct GroupTile : WholePanels {
     static constexpr int64_t SINGLE = single_rows(Format::BITS == 4), WIDE = 0;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
     static constexpr int HELD_LINES = HELD_WORDS<Format::MOST> * Format::BITS / 8;
+    static_assert(HELD_LINES == 0 || (Format::SPLIT ? LINES / 2 : LINES) % HELD_LINES == 0, "whole groups are held");
     static constexpr bool STARTS = !Format::MINIMUM && !LOSES_ZERO<Format::MOST>;
     typedef typename DotsOf<Format::MOST>::type Dots;
 
