@@ -42,9 +42,9 @@ ROUNDED = {
     "int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
     "q4/64": "4 bits, groups of 64", "q4/128": "GPTQ, groups of 128", "q4_zero/128": "AWQ, groups of 128",
 }  # fmt: skip
-KINDS = ("onednn", "bf16", *ROUNDED, "torch int8", "torch int4")
-"""Behind a stroke: inputs that share a scale, where it is not 32."""
 OURS = ("bf16", *ROUNDED)
+KINDS = ("onednn", *OURS, "torch int8", "torch int4")
+"""Behind a stroke: inputs that share a scale, where it is not 32."""
 MARKS = "<!-- linear: begin -->", "<!-- linear: end -->"
 ISA_MARKS = "<!-- linear isas: begin -->", "<!-- linear isas: end -->"
 CACHE_BYTES = 80 << 20
@@ -156,24 +156,17 @@ def table(results: list[dict[str, Any]]) -> str:
     """How many times faster than the better one of both bf16 products each form is: at worst, and in the median of the
     shapes that it can hold."""
     gains = all_gains(results)
-    rows = sorted({m for m, _ in gains})
-    lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
-    for kind, name in ROUNDED.items():
-        lines.append(f"| {name} | {' | '.join(shown(gains[m, kind]) for m in rows)} |")
-    return "\n".join(lines)
+    return lines({name: {m: gains[m, kind] for m, of in gains if of == kind} for kind, name in ROUNDED.items()})
 
 
 def isa_table(files: list[dict[str, Any]]) -> str:
     """The same for instruction sets, of all forms."""
-    lines: list[str] = []
+    found: dict[str, dict[int, list[float]]] = {}
     for file in files:
-        gains = all_gains(file["results"])
-        rows = sorted({m for m, _ in gains})
-        if not lines:
-            lines = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
-        cells = [shown([gain for kind in ROUNDED for gain in gains[m, kind]]) for m in rows]
-        lines.append(f"| `{file['isa']}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        of = found.setdefault(f"`{file['isa']}`", {})
+        for (m, _), gains in all_gains(file["results"]).items():
+            of.setdefault(m, []).extend(gains)
+    return lines(found)
 
 
 def all_gains(results: list[dict[str, Any]]) -> dict[tuple[int, str], list[float]]:
@@ -187,8 +180,14 @@ def all_gains(results: list[dict[str, Any]]) -> dict[tuple[int, str], list[float
     return gains
 
 
-def shown(gains: list[float]) -> str:
-    return f"{min(gains):.2f} / {statistics.median(gains):.2f}"
+def lines(found: dict[str, dict[int, list[float]]]) -> str:
+    """A table of the least and the median of gains, by name and number of rows."""
+    rows = sorted({m for of in found.values() for m in of})
+    shown = [f"| rows | {' | '.join(map(str, rows))} |", "|---|" + "--:|" * len(rows)]
+    for name, of in found.items():
+        cells = (f"{min(of[m]):.2f} / {statistics.median(of[m]):.2f}" for m in rows)
+        shown.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(shown)
 
 
 def put(text: str, marks: tuple[str, str], what: str) -> str:

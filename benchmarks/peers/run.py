@@ -136,9 +136,9 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
         if not (models.folder(settings.home, model) / "config.json").exists():
             raise Unavailable("there are no models yet: `python -m benchmarks.peers setup`")
     deadline = time.monotonic() + plan.minutes * 60
-    for (model, bits), group in groupby(plan.rows, lambda r: (r.model, r.bits)):
+    for (model, _), group in groupby(plan.rows, lambda r: (r.model, r.bits)):
         rows = list(group)
-        contenders = [Contender(e, f) for e in plan.engines for f in e.formats if competes(e, f, bits)]
+        contenders = [Contender(e, f) for e in plan.engines for f in e.formats if competes(e, f, rows[0])]
         for block in blocks(contenders, settings, model, machine.memory().usable):
             field = Field(settings, model, report)
             try:
@@ -159,10 +159,10 @@ def run(plan: Plan, settings: Settings, output: Path) -> dict[str, Any]:
     return report
 
 
-def competes(engine: Engine, weights: str, bits: int) -> bool:
-    """Whether an engine with such weights has turns in rows of so many bits: boughs also have them in bfloat16, to tell
-    what fewer bits gain."""
-    return BITS[weights] == bits or (weights == "bf16" and engine.name.startswith("bough"))
+def competes(engine: Engine, weights: str, row: Row) -> bool:
+    """Whether an engine with such weights has turns in a row: boughs also have them in bfloat16, to tell what fewer
+    bits gain."""
+    return row.takes(weights) or (weights == "bf16" and engine.name.startswith("bough"))
 
 
 def blocks(

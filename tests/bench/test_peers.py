@@ -202,10 +202,10 @@ def test_fewer_bits_are_judged_by_turns_with_bfloat16_where_there_are_any() -> N
 
 def test_boughs_alone_have_turns_in_bfloat16_beside_fewer_bits() -> None:
     every = [engines.bough("bough-old", ROOT), engines.PEERS["openvino"]]
-    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, 8)] == [
+    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, rows.ROWS["135m/rag/int8"])] == [
         "bough-old bf16", "bough-old int8", "bough-old q8_0", "openvino int8",
     ]  # fmt: skip
-    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, 16)] == [
+    assert [f"{e.name} {f}" for e in every for f in e.formats if competes(e, f, rows.ROWS["135m/rag/bf16"])] == [
         "bough-old bf16", "openvino bf16",
     ]  # fmt: skip
 

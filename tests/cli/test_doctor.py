@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.bench import machine
 from bough.bench.machine import Cpu, Memory
 from bough.cli import doctor
 from bough.cli.main import main
@@ -79,3 +80,24 @@ def test_kernels_of_an_old_compiler_are_explained(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(library.Library, "isas", lambda self: ["generic", "avx2"])
     found = doctor._kernels()
     assert found.state == "slow" and str(loaded.path) in found.advice
+
+
+@pytest.mark.parametrize(
+    ("flags", "best"),
+    [
+        ("avx2 fma avx_vnni", "avxvnni"), ("avx2 fma avx_vnni avx512f avx512_bf16", "avx512bf16"),
+        ("avx512_bf16 amx_tile amx_bf16", "amx"), ("asimd asimddp", "dotprod"),
+    ],
+)  # fmt: skip
+def test_every_processor_is_told_which_kernels_it_lacks(
+    flags: str, best: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if library.load().library is None:
+        pytest.skip("no compiled kernels")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(f"processor : 0\nflags : {flags}\n")
+    here = machine.cpu(tmp_path)
+    monkeypatch.setattr(doctor.machine, "cpu", lambda: here)
+    monkeypatch.setattr(library.Library, "isas", lambda self: ["generic"])
+    assert f"does not know {best}:" in doctor._kernels().advice
+    assert any(best in variants for variants in build.VARIANTS.values())

@@ -31,7 +31,8 @@ def test_completion_and_its_stream(client: openai.OpenAI) -> None:
         stream_options={"include_usage": True},
     ))  # fmt: skip
     assert "".join(p.choices[0].text for p in pieces if p.choices) == whole.choices[0].text
-    assert len(pieces) > 2  # what arrives together on a busy machine is sent together
+    # What arrives together on a busy machine is sent together, but never all of it.
+    assert sum(bool(p.choices and p.choices[0].text) for p in pieces) > 1
     last = pieces[-1]
     assert last.choices == [] and last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (whole.usage.prompt_tokens, 40)

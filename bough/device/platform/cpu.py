@@ -11,7 +11,7 @@ import torch
 from bough.base.control_groups import UNLIMITED, cpu_quota, memory_limits
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx_vnni",
-            "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve")  # fmt: skip
+            "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
 
 TILE_LEAF = 0x1D
 """Of CPUID, which describes the tiles of AMX."""

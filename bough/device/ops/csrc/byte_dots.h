@@ -1,5 +1,5 @@
 // How the bytes of weights meet the bytes of inputs, and leave their sums in words. All ways are exact, so that a weight
-// gives the same bits with all of them.
+// gives the same sums with all of them.
 //
 // VNNI multiplies four unsigned with four signed bytes and adds them up at once. ARM's dot products take two signed bytes:
 // weights up to 255 come without the 128 that their kinds have for a zero. x86 without VNNI adds pairs of products in
@@ -11,14 +11,10 @@
 
 namespace {
 
-struct UnsignedDots {
-    static INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
-};
-
 #if defined(__aarch64__)
-#define BOUGH_SIGNED_DOTS 1
+struct ByteDots {
+    static constexpr bool SIGNED = true;
 
-struct SignedDots {
     static INLINE vi multiply(vi acc, vu w, uint32_t a) {
 #if defined(__ARM_FEATURE_DOTPROD)
         return dot_signed(acc, w, a - vu{});
@@ -32,52 +28,61 @@ struct SignedDots {
 };
 
 #elif defined(__AVX2__) && !defined(BOUGH_VNNI)
-#define BOUGH_SIGNED_DOTS 1
-#define BOUGH_HELD_DOTS 1
+#define BOUGH_HOLDS_DOTS 1
 
-struct SignedDots {
-    static INLINE vi multiply(vi acc, vu w, uint32_t a) {
-        const vu inputs = a - vu{}, ones = vu{} + 0x00010001u;
+// Sums of two products of unsigned with signed bytes in each half of a word, and the sums of both halves.
+INLINE vu pairs_of_bytes(vu w, vu a) {
 #if defined(__AVX512BW__)
-        const __m512i given = _mm512_mask_sub_epi8((__m512i)inputs, _mm512_movepi8_mask((__m512i)w), __m512i{}, (__m512i)inputs);
-        return acc + dot_halves((vu)_mm512_maddubs_epi16(_mm512_abs_epi8((__m512i)w), given), ones);
+    return (vu)_mm512_maddubs_epi16((__m512i)w, (__m512i)a);
 #else
-        const __m256i given = _mm256_sign_epi8((__m256i)inputs, (__m256i)w);
-        return acc + dot_halves((vu)_mm256_maddubs_epi16(_mm256_abs_epi8((__m256i)w), given), ones);
+    return (vu)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
 #endif
+}
+INLINE vi add_halves(vi acc, vu halves) { return acc + dot_halves(halves, vu{} + 0x00010001u); }
+
+struct ByteDots {
+    static constexpr bool SIGNED = true;
+
+    static INLINE vi multiply(vi acc, vu w, uint32_t a) {
+        const vu inputs = a - vu{};
+#if defined(__AVX512BW__)
+        const __mmask64 negative = _mm512_movepi8_mask((__m512i)w);
+        const vu size = (vu)_mm512_abs_epi8((__m512i)w);
+        const vu given = (vu)_mm512_mask_sub_epi8((__m512i)inputs, negative, __m512i{}, (__m512i)inputs);
+#else
+        const vu size = (vu)_mm256_abs_epi8((__m256i)w);
+        const vu given = (vu)_mm256_sign_epi8((__m256i)inputs, (__m256i)w);
+#endif
+        return add_halves(acc, pairs_of_bytes(size, given));
     }
 };
 
-// Sums stay in 16 bits, two in a word, until add() is called.
+// Sums stay in halves of words until add() is called.
 struct HeldDots {
     static INLINE vi multiply(vi held, vu w, uint32_t a) {
-#if defined(__AVX512BW__)
-        const vu products = (vu)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32((int)a));
-#else
-        const vu products = (vu)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32((int)a));
-#endif
-        return (vi)((vhalves)held + (vhalves)products);
+        return (vi)((vhalves)held + (vhalves)pairs_of_bytes(w, a - vu{}));
     }
-    static INLINE vi add(vi acc, vi held) { return acc + dot_halves((vu)held, vu{} + 0x00010001u); }
+    static INLINE vi add(vi acc, vi held) { return add_halves(acc, (vu)held); }
+};
+
+#else
+struct ByteDots {
+    static constexpr bool SIGNED = false;
+
+    static INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
 };
 #endif
 
-// Whether weights up to MOST are to lose 128, and the sums of their products need no start.
-#if defined(BOUGH_SIGNED_DOTS)
-template <int MOST> constexpr bool LOSES_ZERO = MOST == 255;
-template <int MOST> struct DotsOf { typedef SignedDots type; };
-#else
-template <int MOST> constexpr bool LOSES_ZERO = false;
-template <int MOST> struct DotsOf { typedef UnsignedDots type; };
-#endif
-
-// Words of weights up to MOST whose products 16 bits hold; 0 where none are held.
-#if defined(BOUGH_HELD_DOTS)
+// For weights up to MOST: the words whose products are held in halves, how they are multiplied, and whether they lose 128
+// for that, so that the sums of their products need no start.
+#if defined(BOUGH_HOLDS_DOTS)
 template <int MOST> constexpr int HELD_WORDS = 32767 / (2 * 127 * MOST);
-template <> struct DotsOf<63> { typedef HeldDots type; };
-template <> struct DotsOf<15> { typedef HeldDots type; };
+template <int MOST, bool HELD = (HELD_WORDS<MOST> > 0)> struct DotsOf { typedef ByteDots type; };
+template <int MOST> struct DotsOf<MOST, true> { typedef HeldDots type; };
 #else
 template <int MOST> constexpr int HELD_WORDS = 0;
+template <int MOST> struct DotsOf { typedef ByteDots type; };
 #endif
+template <int MOST> constexpr bool LOSES_ZERO = ByteDots::SIGNED && MOST > 127;
 
 }  // namespace

@@ -10,8 +10,6 @@
 
 namespace {
 
-constexpr uint32_t FLIP = 0x80808080u;      // signed bytes b become unsigned ones, b + 128, and back
-
 // A word of bytes of K in the lanes, or of the digits of a query that it is multiplied with.
 struct KeyBytes { uint32_t word; };
 template <> struct SumOf<KeyBytes> { typedef int32_t type; };

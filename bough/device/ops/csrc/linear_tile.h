@@ -365,7 +365,7 @@ struct GroupTile : WholePanels {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, stride);
         if (Format::BITS == 8) {
-            for (int j = 0; LOSES_ZERO<Format::MOST> && j < P * PANEL_VECS; ++j) column[j] ^= 0x80808080u;
+            for (int j = 0; LOSES_ZERO<Format::MOST> && j < P * PANEL_VECS; ++j) column[j] ^= FLIP;
             return add_word<Dots>(sums, column, a, i);
         }
         vu low[P * PANEL_VECS], high[P * PANEL_VECS];

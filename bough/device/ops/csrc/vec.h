@@ -272,6 +272,8 @@ INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
 #endif
 }
 
+constexpr uint32_t FLIP = 0x80808080u;      // signed bytes b become unsigned ones, b + 128, and back
+
 #if defined(__AVX512VNNI__)
 #define BOUGH_VNNI 1
 INLINE vi dot_vnni(vi acc, vu w, vu a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
@@ -306,7 +308,7 @@ INLINE vi dot_signed(vi acc, vu a, vu b) { return (vi)vdotq_s32((int32x4_t)acc, 
 
 // The same of signed bytes w - 128, and 128 times the sum of the others.
 INLINE vi dot_shifted(vi acc, vu w, vu a) {
-    return dot_signed(acc, w ^ 0x80808080u, a) + (dot_signed(vi{}, a, vu{} + 0x01010101u) << 7);
+    return dot_signed(acc, w ^ FLIP, a) + (dot_signed(vi{}, a, vu{} + 0x01010101u) << 7);
 }
 #endif
 
