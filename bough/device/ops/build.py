@@ -42,7 +42,7 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
         "avx512": AVX512,
         "avx512vnni": (*AVX512, "-mavx512vnni"),
         "avx512bf16": AVX512BF16,
-        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16"),
+        "amx": (*AVX512BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     },
     "aarch64": {"generic": (), "dotprod": ("-march=armv8.2-a+dotprod",)},
 }

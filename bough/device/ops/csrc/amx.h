@@ -1,11 +1,11 @@
 // The tile registers of AMX: eight matrices of up to 16 rows of 64 bytes, multiplied as wholes.
 //
-// sums [m, 16] += inputs [m, k] * weights [k, 16], where a word of a row of inputs, two bf16, meets a row of 16 words of
-// weights. So a panel of a packed weight is a column of such matrices as it lies.
+// sums [m, 16] += inputs [m, k] * weights [k, 16], where a word of a row of inputs, two bf16 or four bytes, meets a row of 16
+// words of weights. So a panel of a packed weight is a column of such matrices as it lies.
 //
-// An element's bits depend on its row and its column alone, but they are not those of dot_pairs: of each 32 inputs
+// An element's bits depend on its row and its column alone. Those of bf16 are not those of dot_pairs: of each 32 inputs
 // the even and the odd ones are summed up apart, before both are added to what is there. Who multiplies pairs of bf16 with
-// tiles once does so always.
+// tiles once does so always. Sums of bytes are exact, so that they may come from tiles or from vectors.
 #pragma once
 
 #include "vec.h"
@@ -14,7 +14,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define BOUGH_AMX 1
 
 namespace {
@@ -38,15 +38,16 @@ struct TileShapes {
     }
 };
 
-// The thread's tiles for as long as this lives. Whoever else multiplies with tiles on the thread shapes them anew.
-struct Tiles {
-    Tiles() = default;
-    INLINE ~Tiles() { asm volatile("tilerelease" ::: "memory"); }
-    Tiles(const Tiles&) = delete;
+}  // namespace
 
-    // Forgets what the tiles hold.
-    INLINE void shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
-};
+#if defined(BOUGH_TILES)
+#include BOUGH_TILES    // other tiles, for processors without any
+#else
+
+namespace {
+
+INLINE void tiles_shape(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes) : "memory"); }
+INLINE void tiles_release() { asm volatile("tilerelease" ::: "memory"); }
 
 // The address sanitizer does not see what assembly reads and writes: it is shown the rows of a tile.
 template <int TILE>
@@ -64,17 +65,18 @@ INLINE void tile_zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(TO));
 }
 
-// Rows of the tile lie `stride` bytes apart.
+// Rows of the tile lie `stride` bytes apart. The compiler is told that memory from there on is read or written, and not that
+// all memory is: what it holds in registers stays there.
 template <int TO>
 INLINE void tile_load(const void* from, int64_t stride) {
     show<TO>(from, stride);
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO), "m"(*(const char (*)[])from));
 }
 
 template <int FROM>
 INLINE void tile_store(void* to, int64_t stride) {
     show<FROM>(to, stride);
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(FROM) : "memory");
+    asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "+m"(*(char (*)[])to) : "r"(to), "r"(stride), "i"(FROM));
 }
 
 // sums += a * b, of pairs of bf16.
@@ -82,6 +84,28 @@ template <int SUMS, int A, int B>
 INLINE void tile_pairs() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
 }
+
+// The same of signed bytes times unsigned ones; sums are integers, and exact.
+template <int SUMS, int A, int B>
+INLINE void tile_bytes() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+
+}  // namespace
+
+#endif
+
+namespace {
+
+// The thread's tiles for as long as this lives. Whoever else multiplies with tiles on the thread shapes them anew.
+struct Tiles {
+    Tiles() = default;
+    INLINE ~Tiles() { tiles_release(); }
+    Tiles(const Tiles&) = delete;
+
+    // Forgets what the tiles hold.
+    INLINE void shape(const TileShapes& shapes) { tiles_shape(shapes); }
+};
 
 }  // namespace
 

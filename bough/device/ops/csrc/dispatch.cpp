@@ -61,14 +61,18 @@ const KernelTable* table = nullptr;
 int chosen = -1;
 
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
-// Whether the processor has AMX for bf16, and Linux lets this process have its state. Hypervisors are known that
+// Whether the processor has AMX for bf16 and bytes, and Linux lets this process have its state. Hypervisors are known that
 // offer AMX and leave the sizes of its tiles (leaf 0x1d) out; they have not changed since there is AMX.
 bool has_tiles() {
-    constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24;
+#if defined(BOUGH_TILES)
+    return true;
+#else
+    constexpr unsigned BF16 = 1u << 22, TILES = 1u << 24, BYTES = 1u << 25;
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (BF16 | TILES)) != (BF16 | TILES)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (BF16 | TILES | BYTES)) return false;
     return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#endif
 }
 #endif
 

@@ -77,12 +77,18 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
-template <typename T>
-void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
-                 T* out, int64_t out_stride, bool compact) {
 #if defined(BOUGH_AMX)
-    for (int64_t row = 0; row < n; row += AMX_MOST_ROWS) {
-        const int64_t rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
+// Panels [panel, end) for n >= least rows: run(Count<P>(), rows, n, panel, then, finish) for P panels and AMX_MOST_ROWS rows at
+// a time, and at least `least`, so that some may be computed again. P is 2, at the end 1, and 4 while four_panels are left.
+template <typename T, typename Run>
+void tiles_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                 T* out, int64_t out_stride, int64_t least, bool four_panels, const Run& run) {
+    for (int64_t row = 0, rows; row < n; row += rows) {
+        rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
+        if (rows < least) {
+            row = n - least;
+            rows = least;
+        }
         const uint32_t* last = row + rows < n ? nullptr : then.weight;
         int64_t at = panel;
         const auto pass = [&](auto width) {
@@ -91,22 +97,47 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
                 const int64_t first = at * PANEL;
                 const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
                 const Then after = {at + P < end ? l.weight + (at + P) * panel_words(l) : last, then.others};
-                amx_pairs<P>(l, {x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
+                run(width, PreparedRows{x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
                     finish_tile(l, sums, P * PANEL, count, first, columns, out + (row + r) * out_stride + first,
                                 out_stride);
                 });
             }
         };
-        if (rows <= TILE_ROWS) pass(Count<4>());
+        if (four_panels) pass(Count<4>());
         pass(Count<2>());
         pass(Count<1>());
     }
+}
+#endif
+
+template <typename T>
+void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                 T* out, int64_t out_stride, bool compact) {
+#if defined(BOUGH_AMX)
+    tiles_slice(l, x, n, panel, end, then, out, out_stride, 1, n <= TILE_ROWS, [&](auto width, const auto&... rest) {
+        amx_pairs<decltype(width)::value>(l, rest...);
+    });
 #else
 #if defined(__AVX512BF16__)
     if (compact) return slice_of<CompactTile>(l, x, n, panel, end, then, out, out_stride);
 #endif
     slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
 #endif
+}
+
+template <typename Format, typename T>
+void groups_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                  T* out, int64_t out_stride) {
+#if defined(BOUGH_AMX)
+    if constexpr (HAS_TILES<Format>)
+        if (in_tiles(l, n))
+            return tiles_slice(l, x, n, panel, end, then, out, out_stride, AMX_GROUP_ROWS, false,
+                               [&](auto width, const auto&... rest) {
+                constexpr int P = decltype(width)::value;
+                if constexpr (P <= 2) amx_groups<Format, P>(l, rest...);
+            });
+#endif
+    slice_of<GroupTile<Format>>(l, x, n, panel, end, then, out, out_stride);
 }
 
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
@@ -117,13 +148,13 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
         case LINEAR_BF16: return pairs_slice(l, x, n, panel, end, then, out, out_stride, compact);
-        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_INT8: return groups_slice<Int8Format>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q8: return groups_slice<Q8Format>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4: return groups_slice<Q4Format>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_MIN: return groups_slice<Q4MinFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_ZERO: return groups_slice<Q4ZeroFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_K: return groups_slice<Q4KFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q6_K: return groups_slice<Q6KFormat>(l, x, n, panel, end, then, out, out_stride);
     }
 }
 
@@ -132,6 +163,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool dense = l.kind == LINEAR_BF16;
 #if defined(BOUGH_AMX)
     if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
+    if (in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
 #endif
     const bool single = n <= single_rows(has_four_bits(l));
     const bool wide = dense && are_wide(n);

@@ -1,4 +1,4 @@
-// Linear layers of bf16 in the tile registers of AMX, for any number of rows.
+// Linear layers in the tile registers of AMX: of bf16 for any number of rows, of bytes for many.
 #pragma once
 
 #include "amx.h"
@@ -140,6 +140,161 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
             else if constexpr (P <= 2)
                 AmxPairs<true, P>{l, block, rows, weight, words, next, turns == 1}.run(from, to, from == 0, at);
             if (to == words) finish(row, rows, at);
+        }
+    }
+}
+
+// Rows of a block of bytes. Their sums leave the tiles as integers, to be scaled and added up in registers, which hold those
+// of so many rows and two panels. From so many rows on there are whole blocks; the last one begins earlier if need be.
+constexpr int AMX_GROUP_ROWS = 12;
+
+// Whether n rows are multiplied in tiles with a kind. Where 16 inputs share a scale, tiles would be a quarter full.
+template <typename Format> constexpr bool HAS_TILES = !Format::SPLIT;
+INLINE bool in_tiles(const PackedLinear& l, int64_t n) { return l.kind != LINEAR_Q6_K && n >= AMX_GROUP_ROWS; }
+
+// total[AMX_GROUP_ROWS][P * PANEL] += a block of rows times the words [from, to) of P panels, whole scales of the rows;
+// they begin at zero where `first`. Rounds as GroupTile does.
+template <typename Format, int P>
+struct AmxGroups {
+    static constexpr int TOGETHER = Format::TOGETHER, WORDS = TOGETHER * GROUP / 4;    // of what a scale is for
+    static constexpr int LINES = GroupTile<Format>::LINES;
+    static_assert(P <= 2 && WORDS <= TILE_WORDS && PANEL_VECS == 1, "tiles");
+
+    typedef int32_t Products[AMX_GROUP_ROWS][P * PANEL];
+
+    const PackedLinear& l;
+    PreparedRows x;
+    int64_t panel;
+    const uint32_t* bytes;      // of the weights of word `from` of the first panel
+    int64_t stride;             // words from there to the next panel
+    int64_t from, to;
+    const NextPanels& next;
+
+    // Two products are in work at a time, in tiles of their own.
+    static TileShapes shapes() {
+        TileShapes s;
+        for (int i = 0; i < 4; ++i) s.set(i, AMX_GROUP_ROWS, TILE_WORDS);
+        s.set(4, AMX_GROUP_ROWS, WORDS).set(6, WORDS, TILE_WORDS);
+        if (TOGETHER > 1) s.set(5, AMX_GROUP_ROWS, GROUP / 4).set(7, GROUP / 4, TILE_WORDS);
+        return s;
+    }
+
+    template <int SUMS, int A, int B, int I = 0>
+    INLINE void multiply(int64_t word, Products& products) const {
+        if constexpr (I < P) {
+            if constexpr (I == 0) tile_load<A>(x.at + word, 4 * x.stride);
+            tile_zero<SUMS + I>();
+            tile_load<B>(bytes + I * stride + (word - from) * PANEL, 4 * PANEL);
+            tile_bytes<SUMS + I, A, B>();
+            tile_store<SUMS + I>(&products[0][I * PANEL], sizeof products[0]);
+            multiply<SUMS, A, B, I + 1>(word, products);
+        }
+    }
+
+    template <int SUMS>
+    INLINE void start(int64_t word, Products& products) const {
+        if (TOGETHER > 1 && to - word < WORDS)
+            multiply<SUMS, 5, 7>(word, products);
+        else
+            multiply<SUMS, 4, 6>(word, products);
+    }
+
+    INLINE void add(const Products& products, int64_t word, const RowCursor& meta, vf (&total)[AMX_GROUP_ROWS][P]) const {
+        const int64_t group = word / (GROUP / 4), n_groups = n_groups_of(l);
+        Affine affine[P];
+        if (!Format::WHOLE) GroupTile<Format>::template load_affine<P>(l, panel, group, n_groups, 0, affine);
+#pragma GCC unroll 12
+        for (int r = 0; r < AMX_GROUP_ROWS; ++r) {
+            const GroupMeta& m = *(const GroupMeta*)meta(r);
+            const vf scale = splat(m.scale);
+#pragma GCC unroll 2
+            for (int p = 0; p < P; ++p) {
+                vi sum;
+                memcpy(&sum, &products[r][p * PANEL], sizeof sum);
+                if (!Format::MINIMUM) sum += m.start;
+                const vf factor = Format::WHOLE ? scale : scale * affine[p].scale;
+                total[r][p] = fma(to_float(sum), factor, total[r][p]);
+                if (Format::MINIMUM) total[r][p] = fma(splat(m.scaled_sum), affine[p].minimum, total[r][p]);
+            }
+        }
+    }
+
+    // The products of a word, which are there; what follows it is multiplied while they are scaled.
+    template <int SUMS>
+    INLINE void turn(int64_t word, Products (&products)[2], RowCursor& meta, vf (&total)[AMX_GROUP_ROWS][P]) const {
+        next.template touch<P>(word / (GROUP / 4) * LINES * PANEL, TOGETHER * LINES);
+        for (int i = 0; i < TOGETHER; ++i) next.ask();
+        if (word + WORDS < to) start<2 - SUMS>(word + WORDS, products[1 - SUMS / 2]);
+        add(products[SUMS / 2], word, meta, total);
+        meta.advance(sizeof(GroupMeta));
+    }
+
+    void run(bool first, float* totals) const {
+        RowCursor meta(x.at + input_words(l) + from / WORDS * META, x.stride);
+        vf total[AMX_GROUP_ROWS][P];
+#pragma GCC unroll 12
+        for (int r = 0; r < AMX_GROUP_ROWS; ++r)
+#pragma GCC unroll 2
+            for (int p = 0; p < P; ++p) total[r][p] = first ? vf{} : loadf(totals + (r * P + p) * PANEL);
+        alignas(64) Products products[2];
+        start<0>(from, products[0]);
+        for (int64_t word = from; word < to; word += 2 * WORDS) {
+            turn<0>(word, products, meta, total);
+            if (word + WORDS < to) turn<2>(word + WORDS, products, meta, total);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < AMX_GROUP_ROWS; ++r)
+#pragma GCC unroll 2
+            for (int p = 0; p < P; ++p) storef(totals + (r * P + p) * PANEL, total[r][p]);
+    }
+};
+
+// Words [from, to) of P panels of 4 bits as those of bytes: bytes[P][stride].
+template <int P>
+void spread_bits(const PackedLinear& l, int64_t panel, int64_t from, int64_t to, uint32_t* bytes, int64_t stride) {
+    for (int p = 0; p < P; ++p, bytes += stride) {
+        const uint32_t* w = l.weight + (panel + p) * panel_words(l) + from / 2 * PANEL;
+        for (int64_t i = 0; i < to - from; i += GROUP / 4)
+            for (int j = 0; j < GROUP / 8; ++j, w += PANEL) {
+                const vu both = loadu(w), low = both & 0x0f0f0f0fu, high = (both >> 4) & 0x0f0f0f0fu;
+                memcpy(bytes + (i + j) * PANEL, &low, sizeof low);
+                memcpy(bytes + (i + j + GROUP / 8) * PANEL, &high, sizeof high);
+            }
+    }
+}
+
+// As amx_pairs, for n >= AMX_GROUP_ROWS rows.
+template <typename Format, int P, typename Finish>
+void amx_groups(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then,
+                const Finish& finish) {
+    constexpr bool SPREAD = Format::BITS == 4;
+    constexpr int64_t MOST_BLOCKS = AMX_MOST_ROWS / AMX_GROUP_ROWS + 1;
+    const int64_t words = input_words(l), turns = ceil_div(n, AMX_GROUP_ROWS), size = panel_words(l);
+    const int64_t step = ceil_to(ceil_div(words, ceil_div(words, AMX_WORDS)), TILE_WORDS);
+    alignas(64) float totals[MOST_BLOCKS][AMX_GROUP_ROWS * P * PANEL];
+    alignas(64) uint32_t spread[SPREAD ? P * AMX_WORDS * PANEL : 1];
+    NextPanels next = {then.weight, size, then.others, 0};
+    Tiles tiles;
+    tiles.shape(AmxGroups<Format, P>::shapes());
+    for (int64_t from = 0; from < words; from += step) {
+        const int64_t to = words - from < step ? words : from + step, stride = SPREAD ? (to - from) * PANEL : size;
+        if (SPREAD) spread_bits<P>(l, panel, from, to, spread, stride);
+        const uint32_t* bytes = SPREAD ? spread : l.weight + panel * size + from * PANEL;
+        for (int64_t turn = 0; turn < turns; ++turn) {
+            const int64_t row = turn + 1 < turns ? turn * AMX_GROUP_ROWS : n - AMX_GROUP_ROWS;
+            next.mask = 0;
+            for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
+            float* total = totals[turn];
+            AmxGroups<Format, P>{l, {x.row(row), x.stride}, panel, bytes, stride, from, to, next}.run(from == 0, total);
+            if (to < words) continue;
+            for (int p = 0; Format::WHOLE && p < P; ++p) {
+                const vf scale = Format::affine(l, panel + p, 0, 0, 0, 0).scale;
+                for (int r = 0; r < AMX_GROUP_ROWS; ++r) {
+                    float* at = total + (r * P + p) * PANEL;
+                    storef(at, loadf(at) * scale);
+                }
+            }
+            finish(row, AMX_GROUP_ROWS, total);
         }
     }
 }
