@@ -172,7 +172,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
                               : !single ? GROUP_PANELS
                                         : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
     return ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS) * ceil_div(panels, at_a_time) *
-           (reads_compact(l, n) ? units_of(l) : dense ? input_words(l) : n_groups_of(l));
+           (reads_compact(l, n) ? units_of(l) : dense ? ceil_div(input_words(l), words_at_a_time(n)) : n_groups_of(l));
 }
 
 // How the outputs and rows of a call are cut into items.

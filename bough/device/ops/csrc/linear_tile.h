@@ -177,19 +177,33 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
         w[j] = loadu(from + j / PANEL_VECS * panel_stride + j % PANEL_VECS * WIDTH);
 }
 
+// Words of a block of rows that pass between two looks at what is to be asked for. To look for each would be a third of the
+// instructions; of fewer rows requests have to be spread evenly, as memory is what they wait for.
+constexpr int words_at_a_time(int64_t rows) { return rows > 4 ? 4 : 1; }
+
 // Whole-row sums of `words` words.
 template <int R, int P>
 INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x,
                       const NextPanels& next) {
+    constexpr int AT_A_TIME = words_at_a_time(R);
     RowCursor a(x.at, x.stride);
-    for (int64_t i = 0; i < words; ++i, a.advance(4)) {
-        vu column[P * PANEL_VECS];
-        load_word<P>(column, w + i * PANEL, words * PANEL);
+    int64_t i = 0;
+    for (; i + AT_A_TIME <= words; i += AT_A_TIME, a.advance(4 * AT_A_TIME)) {
         if (R <= FEW_ROWS)
             next.ahead<P>(w, i * PANEL, ahead_words(next.stride));
         else
-            next.touch<P>(i * PANEL, 1);
+            next.touch<P>(i * PANEL, AT_A_TIME);
         next.ask();
+#pragma GCC unroll 4
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            vu column[P * PANEL_VECS];
+            load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
+            add_word<PairDots>(sums, column, a, j);
+        }
+    }
+    for (; i < words; ++i, a.advance(4)) {
+        vu column[P * PANEL_VECS];
+        load_word<P>(column, w + i * PANEL, words * PANEL);
         add_word<PairDots>(sums, column, a, 0);
     }
 }
