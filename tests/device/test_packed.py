@@ -125,6 +125,15 @@ def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+def test_bits_of_many_rows_are_those_of_few(ops: Ops, kind: Kind) -> None:
+    n_in = 1280 if kind in (Kind.Q4_K, Kind.Q6_K) else 1312  # several passes, the last of which may be half a scale's
+    apply, x = ops.packed_linear(random_weight(kind, 70, n_in), None), randn(300, n_in)
+    few = torch.cat([apply(part) for part in x.split(11)])
+    for n in (253, 256, 257, 268, 300):
+        assert torch.equal(apply(x[:n]), few[:n])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     n_out=st.integers(1, 150), n_in=st.integers(1, 300), n=st.integers(1, 27), threads=st.integers(1, 3),

@@ -81,7 +81,7 @@ inline void tile_pairs() {
                     parts[half][n] = tile_flushed(__builtin_fmaf(left, tile_flushed(widen(y)), parts[half][n]));
                 }
             }
-        for (int n = 0; n < TILE_WORDS; ++n) sums[n] = tile_flushed(sums[n] + tile_flushed(parts[0][n] + parts[1][n]));
+        for (int n = 0; n < TILE_WORDS; ++n) sums[n] = tile_flushed(tile_flushed(sums[n]) + tile_flushed(parts[0][n] + parts[1][n]));
     }
 }
 

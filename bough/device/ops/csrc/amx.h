@@ -66,17 +66,25 @@ INLINE void tile_zero() {
 }
 
 // Rows of the tile lie `stride` bytes apart. The compiler is told that memory from there on is read or written, and not that
-// all memory is: what it holds in registers stays there.
+// all memory is: what it holds in registers stays there. Clang has no words for it.
 template <int TO>
 INLINE void tile_load(const void* from, int64_t stride) {
     show<TO>(from, stride);
+#if defined(__clang__)
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
+#else
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO), "m"(*(const char (*)[])from));
+#endif
 }
 
 template <int FROM>
 INLINE void tile_store(void* to, int64_t stride) {
     show<FROM>(to, stride);
+#if defined(__clang__)
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(FROM) : "memory");
+#else
     asm volatile("tilestored %%tmm%c3, (%1,%2,1)" : "+m"(*(char (*)[])to) : "r"(to), "r"(stride), "i"(FROM));
+#endif
 }
 
 // sums += a * b, of pairs of bf16.

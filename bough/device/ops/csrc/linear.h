@@ -171,8 +171,10 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
                               : dense   ? DENSE_PANELS
                               : !single ? GROUP_PANELS
                                         : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
-    return ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS) * ceil_div(panels, at_a_time) *
-           (reads_compact(l, n) ? units_of(l) : dense ? ceil_div(input_words(l), words_at_a_time(n)) : n_groups_of(l));
+    const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS), words = input_words(l);
+    const int64_t looks = words / words_at_a_time(ceil_div(n, blocks));
+    return blocks * ceil_div(panels, at_a_time) *
+           (reads_compact(l, n) ? units_of(l) : !dense ? n_groups_of(l) : looks ? looks : 1);
 }
 
 // How the outputs and rows of a call are cut into items.
