@@ -14,7 +14,7 @@ from bough.base.control_groups import cpu_quota, memory_limits
 
 FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
-    "asimddp",
+    "amx_int8", "asimddp",
 )  # fmt: skip
 """CPU features that kernels care about, as Linux names them (x86, then ARM)."""
 

@@ -31,7 +31,7 @@ OPTIONAL = {
 """Optional package -> what is not there without it."""
 
 
-BEST = {"amx_bf16": "amx", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni", "asimddp": "dotprod"}
+BEST = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni", "asimddp": "dotprod"}
 """Feature of a processor -> the kernels that use it; the first of those that it has are the best for it."""
 
 

@@ -86,7 +86,8 @@ def test_kernels_of_an_old_compiler_are_explained(monkeypatch: pytest.MonkeyPatc
     ("flags", "best"),
     [
         ("avx2 fma avx_vnni", "avxvnni"), ("avx2 fma avx_vnni avx512f avx512_bf16", "avx512bf16"),
-        ("avx512_bf16 amx_tile amx_bf16", "amx"), ("asimd asimddp", "dotprod"),
+        ("avx512_bf16 amx_tile amx_bf16 amx_int8", "amx"),
+        ("avx512_bf16 amx_tile amx_bf16", "avx512bf16"), ("asimd asimddp", "dotprod"),
     ],
 )  # fmt: skip
 def test_every_processor_is_told_which_kernels_it_lacks(

@@ -44,8 +44,7 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
     for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
         int rows = (int)(n * (turn + 1) / turns - row);
         float tile[BLOCK * P * PANEL];
-        next.mask = 0;
-        for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
+        next.take(turn, turns, P);
         run_tile<Tile, P, BLOCK>(l, {x.row(row), x.stride}, rows, panel, next, tile);
         finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
         row += rows;

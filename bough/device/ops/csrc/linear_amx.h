@@ -130,8 +130,7 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
                 tiles.shape(shapes);
                 shaped = rows;
             }
-            next.mask = 0;
-            for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
+            next.take(turn, turns, P);
             float* at = sums + row * P * PANEL;
             const PreparedRows block = {x.row(row), x.stride};
             const uint32_t* weight = l.weight + panel * words * PANEL;
@@ -212,9 +211,7 @@ struct AmxGroups {
                 vi sum;
                 memcpy(&sum, &products[r][p * PANEL], sizeof sum);
                 if (!Format::MINIMUM) sum += m.start;
-                const vf factor = Format::WHOLE ? scale : scale * affine[p].scale;
-                total[r][p] = fma(to_float(sum), factor, total[r][p]);
-                if (Format::MINIMUM) total[r][p] = fma(splat(m.scaled_sum), affine[p].minimum, total[r][p]);
+                total[r][p] = GroupTile<Format>::add_scaled(total[r][p], to_float(sum), scale, affine[p], m);
             }
         }
     }
@@ -282,8 +279,7 @@ void amx_groups(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
         const uint32_t* bytes = SPREAD ? spread : l.weight + panel * size + from * PANEL;
         for (int64_t turn = 0; turn < turns; ++turn) {
             const int64_t row = turn + 1 < turns ? turn * AMX_GROUP_ROWS : n - AMX_GROUP_ROWS;
-            next.mask = 0;
-            for (int p = 0; then.weight && p < P; ++p) next.mask |= (unsigned)(p * turns / P == turn) << p;
+            next.take(turn, turns, P);
             float* total = totals[turn];
             AmxGroups<Format, P>{l, {x.row(row), x.stride}, panel, bytes, stride, from, to, next}.run(from == 0, total);
             if (to < words) continue;

@@ -95,6 +95,12 @@ struct NextPanels {
     Wanted* others;
     unsigned mask;
 
+    // Sets the mask of one of several turns, of which each panel has one.
+    INLINE void take(int64_t turn, int64_t turns, int panels) {
+        mask = 0;
+        for (int p = 0; at && p < panels; ++p) mask |= (unsigned)(p * turns / panels == turn) << p;
+    }
+
     INLINE void ask() const {
         if (__builtin_expect(others != nullptr, 0))
             for (int i = 0; i < WANTED; ++i) others[i].ask();
@@ -391,6 +397,12 @@ struct GroupTile : WholePanels {
         add_word<Dots>(sums, high, a, i + 4);
     }
 
+    // total + value, scaled; values of SPLIT have the scale of the weight.
+    static INLINE vf add_scaled(vf total, vf value, vf scale, const Affine& affine, const GroupMeta& m) {
+        total = fma(value, Format::SPLIT || Format::WHOLE ? scale : scale * affine.scale, total);
+        return Format::MINIMUM ? fma(splat(m.scaled_sum), affine.minimum, total) : total;
+    }
+
     // total += sums, scaled; of SPLIT, `low` is what the lower half comes to before the scales of the rows.
     template <int R, int P>
     static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Sums<vf, R, P>& low,
@@ -399,13 +411,9 @@ struct GroupTile : WholePanels {
             const GroupMeta& m = *(const GroupMeta*)meta(r);
             vf scale = splat(m.scale);
             for (int j = 0; j < P * PANEL_VECS; ++j) {
-                vf value = to_float(sums.at[r][j]), factor = scale;
-                if (Format::SPLIT)
-                    value = fma(value, affine[j].scale, low.at[r][j]);
-                else if (!Format::WHOLE)
-                    factor *= affine[j].scale;
-                total.at[r][j] = fma(value, factor, total.at[r][j]);
-                if (Format::MINIMUM) total.at[r][j] = fma(splat(m.scaled_sum), affine[j].minimum, total.at[r][j]);
+                vf value = to_float(sums.at[r][j]);
+                if (Format::SPLIT) value = fma(value, affine[j].scale, low.at[r][j]);
+                total.at[r][j] = add_scaled(total.at[r][j], value, scale, affine[j], m);
             }
         }
     }
