@@ -118,6 +118,8 @@ def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
+        if not isinstance(ops, CpuOps):
+            whole = apply(x)  # on some processors torch's sums depend on how many threads there are
         for begin, end in [(0, 1), (3, 5), (7, 14), (0, 40), (39, 40), (11, 29)]:
             assert torch.equal(apply(x[begin:end]), whole[begin:end])
         assert torch.equal(apply(x.flip(0)).flip(0), whole)

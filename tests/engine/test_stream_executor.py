@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -173,11 +174,22 @@ def test_the_host_works_beside_a_device_that_leaves_it_a_core(
      (100, None, None, 1024), (100, 1024, None, 2048), (2, None, 70, 70)],
 )  # fmt: skip
 def test_a_step_of_a_cpu_takes_about_as_long_with_any_number_of_threads(
-    threads: int | None, running: int | None, asked: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    threads: int | None, running: int | None, asked: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     schedule = ScheduleConfig(max_running=running, step_tokens=asked)
-    assert resolve(Config(device=DeviceConfig(threads=threads), schedule=schedule)).schedule.step_tokens == tokens
+    config = Config(device=DeviceConfig(threads=threads), schedule=schedule)
+    assert resolve(config, root=tmp_path).schedule.step_tokens == tokens
+
+
+def test_a_step_is_longer_where_tiles_multiply(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nflags : avx512f amx_tile amx_bf16\n")
+    config = Config(device=DeviceConfig(threads=2))
+    assert resolve(config, root=tmp_path).schedule.step_tokens == 384
+    single = replace(config, model=ModelConfig(dtype="float32"))
+    assert resolve(single, root=tmp_path).schedule.step_tokens == 160
 
 
 def test_what_needs_a_gpu_says_so() -> None:

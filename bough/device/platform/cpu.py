@@ -60,12 +60,17 @@ class CpuPlatform:
         return min([available, *(limit.left for limit in memory_limits(self._root))])
 
     def features(self) -> tuple[str, ...]:
-        info = _processor(self._root)
-        flags = set(info.get("flags", info.get("Features", "")).split())
-        return tuple(name for name in FEATURES if name in flags)
+        return features(self._root)
 
     def peak(self, run: Callable[[], object]) -> int:
         return 0
+
+
+def features(root: Path = Path("/")) -> tuple[str, ...]:
+    """Those of the first processor that kernels choose by."""
+    info = _processor(root)
+    flags = set(info.get("flags", info.get("Features", "")).split())
+    return tuple(name for name in FEATURES if name in flags)
 
 
 def _processor(root: Path) -> dict[str, str]:

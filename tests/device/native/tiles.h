@@ -47,6 +47,11 @@ inline void tile_load(const void* from, int64_t stride) {
     for (int r = 0; r < tile_shapes.rows[TO]; ++r) memcpy(tile.at[r], (const char*)from + r * stride, tile_shapes.bytes[TO]);
 }
 
+template <int TO>
+inline void tile_stream(const void* from, int64_t stride) {
+    tile_load<TO>(from, stride);
+}
+
 template <int FROM>
 inline void tile_store(void* to, int64_t stride) {
     const Tile& tile = tile_in_use<FROM>();

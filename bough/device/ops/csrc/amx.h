@@ -77,6 +77,17 @@ INLINE void tile_load(const void* from, int64_t stride) {
 #endif
 }
 
+// The same of what is not read again soon: it does not take the place of others in the first-level cache.
+template <int TO>
+INLINE void tile_stream(const void* from, int64_t stride) {
+    show<TO>(from, stride);
+#if defined(__clang__)
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO) : "memory");
+#else
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(TO), "m"(*(const char (*)[])from));
+#endif
+}
+
 template <int FROM>
 INLINE void tile_store(void* to, int64_t stride) {
     show<FROM>(to, stride);

@@ -14,98 +14,98 @@ template <typename E> constexpr bool IN_TILES = false;
 #if defined(BOUGH_AMX)
 template <> constexpr bool IN_TILES<uint32_t> = true;
 
-// Tiles 0 to 3 hold sums, 4 and 5 rows, of which there are n_rows, 6 and 7 what they are multiplied with. Tiles 5 and 7
-// take the words of a dimension that does not end with a tile.
-INLINE TileShapes attention_shapes(int n_rows, int words) {
+// -- many queries, in the columns of tiles
+
+// Tiles 0 to 3 hold sums, 4 and 5 rows, 6 and 7 what they are multiplied with.
+INLINE TileShapes attention_shapes() {
     TileShapes s;
-    const int rest = words % TILE_WORDS;
-    for (int i = 0; i < 5; ++i) s.set(i, n_rows, TILE_WORDS);
-    s.set(6, TILE_ROWS, TILE_WORDS);
-    if (rest) s.set(5, n_rows, rest).set(7, rest, TILE_WORDS);
+    for (int i = 0; i < 8; ++i) s.set(i, TILE_ROWS, TILE_WORDS);
     return s;
 }
 
-// Tiles [0, N) := zero, from memory, to memory; columns of 16 side by side, `stride` words from row to row.
-template <int N, int I = 0>
-INLINE void zero_sums() {
-    if constexpr (I < N) {
-        tile_zero<I>();
-        zero_sums<N, I + 1>();
-    }
-}
-
-template <int N, int I = 0>
-INLINE void load_sums(const float* from, int64_t stride) {
-    if constexpr (I < N) {
-        tile_load<I>(from + I * TILE_WORDS, 4 * stride);
-        load_sums<N, I + 1>(from, stride);
-    }
-}
-
-template <int N, int I = 0>
-INLINE void store_sums(float* to, int64_t stride) {
-    if constexpr (I < N) {
-        tile_store<I>(to + I * TILE_WORDS, 4 * stride);
-        store_sums<N, I + 1>(to, stride);
-    }
-}
-
-// Tiles [0, N) += tile A times N tiles side by side, which pass through tile B; their rows lie `stride` words apart.
-template <int N, int A, int B, int I = 0>
-INLINE void add_products(const uint32_t* b, int64_t stride) {
-    if constexpr (I < N) {
-        tile_load<B>(b + I * TILE_WORDS, 4 * stride);
-        tile_pairs<I, A, B>();
-        add_products<N, A, B, I + 1>(b, stride);
-    }
-}
-
-// Sums of N columns of tiles: rows a [rows][words], a_stride words apart, times b [words][N * 16].
-template <int N>
-INLINE void add_rows(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int words) {
+// Calls run(Count<A>(), first) for tiles [0, n), two at a time and the last one alone.
+template <typename Run>
+INLINE void by_twos(int n, const Run& run) {
     int i = 0;
-    for (; i + TILE_WORDS <= words; i += TILE_WORDS) {
-        tile_load<4>(a + i, 4 * a_stride);
-        add_products<N, 4, 6>(b + i * b_stride, b_stride);
-    }
-    if (i == words) return;
-    tile_load<5>(a + i, 4 * a_stride);
-    add_products<N, 5, 7>(b + i * b_stride, b_stride);
+    for (; i + 2 <= n; i += 2) run(Count<2>(), i);
+    if (i < n) run(Count<1>(), i);
 }
 
-// -- many queries, in the columns
+// R rows times C columns of tiles, at most two of each: to[R * 16][C * 16] = a [R * 16][words] times b [words][C * 16], for
+// `words` of whole tiles. What is loaded is multiplied twice.
+template <int R, int C>
+INLINE void tile_block(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int words, float* to,
+                       int64_t stride) {
+    tile_zero<0>();
+    if (C > 1) tile_zero<1>();
+    if (R > 1) tile_zero<2>();
+    if (R * C > 2) tile_zero<3>();
+    for (int i = 0; i < words; i += TILE_WORDS, b += TILE_WORDS * b_stride) {
+        tile_load<4>(a + i, 4 * a_stride);
+        tile_load<6>(b, 4 * b_stride);
+        tile_pairs<0, 4, 6>();
+        if (C > 1) {
+            tile_load<7>(b + TILE_WORDS, 4 * b_stride);
+            tile_pairs<1, 4, 7>();
+        }
+        if (R > 1) {
+            tile_load<5>(a + TILE_ROWS * a_stride + i, 4 * a_stride);
+            tile_pairs<2, 5, 6>();
+        }
+        if (R * C > 2) tile_pairs<3, 5, 7>();
+    }
+    tile_store<0>(to, 4 * stride);
+    if (C > 1) tile_store<1>(to + TILE_WORDS, 4 * stride);
+    if (R > 1) tile_store<2>(to + TILE_ROWS * stride, 4 * stride);
+    if (R * C > 2) tile_store<3>(to + TILE_ROWS * stride + TILE_WORDS, 4 * stride);
+}
 
-// scores[key][N * 16] = keys [n_keys, rounded up to 16][words] times queries [words][N * 16]. Calls after(k) when those of
-// keys [k, k + 16) are there.
+// scores[key][N * 16] = keys [n_keys, rounded up to 16][words] times queries [words][N * 16], for `words` of whole tiles. Calls
+// after(first, end) for keys whose scores have had the time to get where they are read, while others are multiplied.
 template <int N, typename After>
 INLINE void tile_scores(const uint32_t* queries, const uint32_t* keys, int words, int n_keys, float* scores,
                         int64_t stride, const After& after) {
-    for (int k = 0; k < n_keys; k += TILE_ROWS) {
-        zero_sums<N>();
-        add_rows<N>(keys + (int64_t)k * words, words, queries, stride, words);
-        store_sums<N>(scores + k * stride, stride);
-        after(k);
-    }
+    int done = 0;
+    by_twos((n_keys + TILE_ROWS - 1) / TILE_ROWS, [&](auto rows, int row) {
+        const int key = row * TILE_ROWS;
+        by_twos(N, [&](auto columns, int column) {
+            tile_block<decltype(rows)::value, decltype(columns)::value>(
+                keys + (int64_t)key * words, words, queries + column * TILE_WORDS, stride, words,
+                scores + key * stride + column * TILE_WORDS, stride);
+        });
+        after(done, key);
+        done = key;
+    });
+    after(done, n_keys);
 }
 
-// Calls add(d, v, sums) for V transposed, values [dim][values_stride] words of pairs of keys, times the weights
-// [pairs][N * 16], of which `written` rows are there; a part of a tile is filled up with zeros.
+// Calls add(Count<C>(), d, n, v, sums) for V transposed, values [dim][values_stride] words of pairs of keys, times the
+// weights [pairs][N * 16], of which `written` rows are there; a part of a tile is filled up with zeros. sums [n][2 * 16] are
+// of dimensions from d on and of C vectors from v on. They are added when others have been multiplied.
 template <int N, typename Add>
 INLINE void tile_sums(uint32_t* weights, int written, const uint32_t* values, int64_t values_stride, int dim,
                       int64_t stride, const Add& add) {
     const int pairs = (written + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
     for (int i = written; i < pairs; ++i) memset(weights + i * stride, 0, sizeof(uint32_t) * N * TILE_WORDS);
-    alignas(64) float sums[TILE_ROWS * N * TILE_WORDS];
-    for (int d = 0; d < dim; d += TILE_ROWS) {
-        zero_sums<N>();
-        for (int i = 0; i < pairs; i += TILE_WORDS) {
-            tile_load<4>(values + d * values_stride + i, 4 * values_stride);
-            add_products<N, 4, 6>(weights + i * stride, stride);
-        }
-        store_sums<N>(sums, N * TILE_WORDS);
-        for (int r = 0; r < TILE_ROWS; ++r)
-            for (int v = 0; v < N; ++v) add(d + r, v, loadf(sums + (r * N + v) * TILE_WORDS));
-    }
+    alignas(64) float sums[2][2 * TILE_ROWS * 2 * TILE_WORDS];
+    int turn = 0, d = 0, n = 0, v = 0, columns = 0;
+    const auto add_last = [&] {
+        if (columns == 2)
+            add(Count<2>(), d, n, v, sums[1 - turn]);
+        else if (columns)
+            add(Count<1>(), d, n, v, sums[1 - turn]);
+    };
+    by_twos(dim / TILE_ROWS, [&](auto r, int first) {
+        by_twos(N, [&](auto c, int column) {
+            constexpr int R = decltype(r)::value, C = decltype(c)::value;
+            tile_block<R, C>(values + first * TILE_ROWS * values_stride, values_stride, weights + column * TILE_WORDS, stride,
+                             pairs, sums[turn], 2 * TILE_WORDS);
+            add_last();
+            turn = 1 - turn;
+            d = first * TILE_ROWS, n = R * TILE_ROWS, v = column, columns = C;
+        });
+    });
+    add_last();
 }
 
 // V transposed: to[dim][stride], of which the first `pairs` words of each row, rounded up to 16, are filled, with zeros
@@ -133,52 +133,145 @@ INLINE void tile_turn(int pairs, int dim, uint32_t* to, int64_t stride, const Lo
     }
 }
 
-// -- few queries, in the rows
+// -- few queries, in vectors: tiles would be nearly empty, and wait for what is turned for them
+//
+// A product of tiles adds up the even and the odd inputs of each 32 apart, and both then to what is there, with fused
+// multiply-adds that take and make no denormals (Intel's manual of instructions, TDPBF16PS). So do these, bit by bit.
 
-// scores[n][count keys] = queries [n][words] times a tile of keys [words][tile_stride].
-template <typename Beside>
-INLINE void tile_product(const uint32_t* queries, const uint32_t* tile, int64_t tile_stride, int n, int count, int words,
-                         float* scores, int64_t stride, Beside& beside) {
-    for (int i = 0; i < words; ++i) beside.step();
-    const auto product = [&](auto columns, int key) {
-        constexpr int N = decltype(columns)::value;
-        zero_sums<N>();
-        add_rows<N>(queries, words, tile + key, tile_stride, words);
-        store_sums<N>(scores + key, stride);
-    };
-    int key = 0;
-    if (count == 4 * TILE_WORDS) return product(Count<4>(), 0);
-    for (; key < count; key += TILE_WORDS) product(Count<1>(), key);
+// As long as this lives, the thread's vectors know no denormals either.
+struct Flushing {
+    uint32_t before;
+
+    INLINE Flushing() {
+        asm volatile("stmxcsr %0" : "=m"(before)::"memory");
+        const uint32_t now = before | 0x8040;
+        asm volatile("ldmxcsr %0" ::"m"(now) : "memory");
+    }
+    INLINE ~Flushing() { asm volatile("ldmxcsr %0" ::"m"(before) : "memory"); }
+    Flushing(const Flushing&) = delete;
+};
+
+constexpr int FEW_ROWS_AT_ONCE = 6, FEW_VECS = 2;    // a block whose sums fill the registers
+
+// The even and the odd values of up to 16 words of R rows.
+template <int R>
+struct Halves {
+    alignas(64) float even[R][TILE_WORDS], odd[R][TILE_WORDS];
+
+    INLINE Halves(const uint32_t* from, int64_t stride, int n) {
+        for (int r = 0; r < R; ++r) {
+            vu x = vu{};
+            if (n == TILE_WORDS)
+                x = loadu(from + r * stride);
+            else
+                memcpy(&x, from + r * stride, sizeof(uint32_t) * n);
+            storef(even[r], (vf)(x << 16));
+            storef(odd[r], (vf)(x & 0xffff0000u));
+        }
+    }
+};
+
+template <int R, int N>
+struct FewSums {
+    vf even[R][N], odd[R][N];
+
+    INLINE void clear() {
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < N; ++v) even[r][v] = odd[r][v] = vf{};
+    }
+    INLINE void add(const Halves<R>& a, int i, const vf (&x)[N], const vf (&y)[N]) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (int v = 0; v < N; ++v) {
+                even[r][v] = fma(x[v], splat(a.even[r][i]), even[r][v]);
+                odd[r][v] = fma(y[v], splat(a.odd[r][i]), odd[r][v]);
+            }
+    }
+    INLINE void end(float* to, int64_t stride, bool first) const {
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < N; ++v) {
+                float* at = to + r * stride + v * WIDTH;
+                storef(at, (first ? vf{} : loadf(at)) + (even[r][v] + odd[r][v]));
+            }
+    }
+};
+
+// Calls run(Count<R>(), first) for rows [0, n), R at a time.
+template <typename Run>
+INLINE void by_rows(int n, const Run& run) {
+    for (int r = 0; r < n; r += FEW_ROWS_AT_ONCE) switch (n - r) {
+            case 1: run(Count<1>(), r); break;
+            case 2: run(Count<2>(), r); break;
+            case 3: run(Count<3>(), r); break;
+            case 4: run(Count<4>(), r); break;
+            case 5: run(Count<5>(), r); break;
+            default: run(Count<FEW_ROWS_AT_ONCE>(), r);
+        }
 }
 
-// out[n][dim] += weights [n][weights_stride] of `written` words of pairs, which are filled up with zeros, times V;
-// load(pair, at, x) gives the words of a pair of keys, of which there are `pairs`, from dimension `at` on.
-template <typename Load>
-INLINE void tile_mix(uint32_t* weights, int64_t weights_stride, int written, int n, int dim, int pairs, float* out,
-                     int64_t stride, const Load& load) {
-    if (written % TILE_WORDS)
-        for (int r = 0; r < n; ++r)
-            memset(weights + r * weights_stride + written, 0, sizeof(uint32_t) * (TILE_WORDS - written % TILE_WORDS));
-    alignas(64) uint32_t block[TILE_ROWS][4 * TILE_WORDS];
-    const auto mix = [&](int d, auto& x) {
-        constexpr int N = sizeof x / sizeof x[0];
-        load_sums<N>(out + d, stride);
-        for (int first = 0; first < pairs; first += TILE_ROWS) {
-            for (int i = 0; i < TILE_ROWS; ++i) {
-                for (int v = 0; v < N; ++v) x[v] = vf{};
-                if (first + i < pairs) load(first + i, d, x);
-                for (int v = 0; v < N; ++v) memcpy(block[i] + v * TILE_WORDS, &x[v], sizeof x[v]);
+// How often both of these call beside.step(), in words.
+INLINE int few_steps(int n, int n_vecs, int words) {
+    return (int)(ceil_div(n, FEW_ROWS_AT_ONCE) * ceil_div(n_vecs, FEW_VECS)) * words;
+}
+
+// scores[n][count keys] = queries [n][words] times a tile of keys [words][TILE], for whole vectors of keys.
+template <typename Beside>
+INLINE void few_scores(const uint32_t* queries, const uint32_t* tile, int64_t tile_stride, int n, int count, int words,
+                       float* scores, int64_t stride, Beside& beside) {
+    const Flushing flushing;
+    by_rows(n, [&](auto rows, int r) {
+        by_twos(count / WIDTH, [&](auto vecs, int vec) {
+            constexpr int R = decltype(rows)::value, N = decltype(vecs)::value;
+            for (int first = 0; first < words; first += TILE_WORDS) {
+                const int some = words - first < TILE_WORDS ? words - first : TILE_WORDS;
+                const Halves<R> a(queries + r * words + first, words, some);
+                const uint32_t* keys = tile + first * tile_stride + vec * WIDTH;
+                beside.step(some);
+                FewSums<R, N> sums;
+                sums.clear();
+                for (int i = 0; i < some; ++i, keys += tile_stride) {
+                    vf x[N], y[N];
+                    for (int v = 0; v < N; ++v) {
+                        const vu pair = loadu(keys + v * WIDTH);
+                        x[v] = (vf)(pair << 16), y[v] = (vf)(pair & 0xffff0000u);
+                    }
+                    sums.add(a, i, x, y);
+                }
+                sums.end(scores + r * stride + vec * WIDTH, stride, first == 0);
             }
-            tile_load<4>(weights + first, 4 * weights_stride);
-            add_products<N, 4, 6>(block[0], 4 * TILE_WORDS);
+        });
+    });
+}
+
+// out[n][dim] += weights [n][weights_stride] words of pairs of keys times V, whose rows are rows[2 * pairs] + head.
+template <typename Beside>
+INLINE void few_sums(const uint32_t* weights, int64_t weights_stride, const bf16* const* rows, int64_t head, int n, int dim,
+                     int pairs, float* out, int64_t stride, Beside& beside) {
+    const Flushing flushing;
+    by_rows(n, [&](auto count, int r) {
+        for (int first = 0; first < pairs; first += TILE_WORDS) {
+            constexpr int R = decltype(count)::value;
+            const int some = pairs - first < TILE_WORDS ? pairs - first : TILE_WORDS;
+            const Halves<R> a(weights + r * weights_stride + first, weights_stride, some);
+            by_twos(dim / WIDTH, [&](auto vecs, int vec) {
+                constexpr int N = decltype(vecs)::value;
+                beside.step(some);
+                FewSums<R, N> sums;
+                sums.clear();
+                for (int i = 0; i < some; ++i) {
+                    const bf16* const* pair = rows + 2 * (first + i);
+                    vf x[N], y[N];
+                    for (int v = 0; v < N; ++v) {
+                        x[v] = load(pair[0] + head + (vec + v) * WIDTH);
+                        y[v] = load(pair[1] + head + (vec + v) * WIDTH);
+                    }
+                    sums.add(a, i, x, y);
+                }
+                sums.end(out + r * stride + vec * WIDTH, stride, false);
+            });
         }
-        store_sums<N>(out + d, stride);
-    };
-    vf four[4], two[2], one[1];
-    int d = 0;
-    for (; d + 4 * TILE_WORDS <= dim; d += 4 * TILE_WORDS) mix(d, four);
-    for (; d + 2 * TILE_WORDS <= dim; d += 2 * TILE_WORDS) mix(d, two);
-    for (; d < dim; d += TILE_WORDS) mix(d, one);
+    });
 }
 #endif
 

@@ -13,9 +13,14 @@
 namespace {
 
 constexpr int SEGMENT = 128;                       // keys that share one maximum
-constexpr int LANE_VECS = 3;                       // vectors of a block of queries
+
+// Vectors of a block of queries, and rows of a register block, which divide SEGMENT and WIDTH. Tiles take pairs of both.
+#if defined(BOUGH_AMX)
+constexpr int LANE_VECS = 4, LANE_ROWS = 4;
+#else
+constexpr int LANE_VECS = 3, LANE_ROWS = WIDTH == 16 ? 8 : 4;
+#endif
 constexpr int LANES = LANE_VECS * WIDTH;
-constexpr int LANE_ROWS = WIDTH == 16 ? 8 : 4;     // rows of a register block; divides SEGMENT and WIDTH
 
 // Words of bytes: digits of queries and weights in the lanes (bytes.h), cells beside them.
 struct LaneBytes { uint32_t word; };
@@ -211,11 +216,14 @@ struct LaneBlock {
         int n_blocks = (n_keys + LANE_ROWS - 1) / LANE_ROWS;
 #if defined(BOUGH_AMX)
         if constexpr (TILES) {
-            tile_scores<N>(queries, keys, words, n_keys, scores, LANES, [&](int k) {
-                for (int i = 0; i < 2 * TILE_ROWS / LANE_ROWS; ++i) ahead[i % 2].step();
-                const int end = n_keys - k < TILE_ROWS ? n_keys - k : TILE_ROWS;
-                for (int r = 0; r < end; ++r)
-                    for (int v = 0; v < N; ++v) best[v] = larger(loadf(scores + (k + r) * LANES + v * WIDTH), best[v]);
+            tile_scores<N>(queries, keys, words, n_keys, scores, LANES, [&](int k, int end) {
+                for (int i = 0; i < 2; ++i) ahead[i].step((end - k) / LANE_ROWS);
+                vf top[N];
+                for (int v = 0; v < N; ++v) top[v] = best[v];
+                for (; k < end; ++k)
+#pragma GCC unroll 4
+                    for (int v = 0; v < N; ++v) top[v] = larger(loadf(scores + k * LANES + v * WIDTH), top[v]);
+                for (int v = 0; v < N; ++v) best[v] = top[v];
             });
             return;
         }
@@ -290,11 +298,27 @@ struct LaneBlock {
                       : soften<false, true>(s, shift, begin, limit, weight_scale);
     }
 
+#if defined(BOUGH_AMX)
+    // Sums [n][2 * 16] of C vectors of queries from v on, for dimensions from d on, into the output.
+    template <bool MERGING, int C>
+    INLINE void add_tiles(Count<C>, int d, int n, int v, const float* sums, const vf* old, const vf* add) const {
+        vf before[C], factor[C];
+        for (int i = 0; MERGING && i < C; ++i) before[i] = old[v + i], factor[i] = add[v + i];
+        float* at = out + d * LANES + v * WIDTH;
+        for (int r = 0; r < n; ++r, at += LANES, sums += 2 * TILE_WORDS)
+#pragma GCC unroll 2
+            for (int i = 0; i < C; ++i) {
+                const vf x = loadf(sums + i * TILE_WORDS);
+                storef(at + i * WIDTH, MERGING ? fma(x, factor[i], loadf(at + i * WIDTH) * before[i]) : x);
+            }
+    }
+#endif
+
     template <int N>
     void run() const {
 #if defined(BOUGH_AMX)
         Tiles tiles;
-        if (TILES) tiles.shape(attention_shapes(TILE_ROWS, words));
+        if (TILES) tiles.shape(attention_shapes());
 #endif
         float weight_scale[LANES];
         vf best[N], old[N], add[N];
@@ -329,7 +353,10 @@ struct LaneBlock {
 #if defined(BOUGH_AMX)
         if constexpr (TILES) {
             const int written = (n_keys + WIDTH - 1) / WIDTH * WIDTH / KEYS_PER_WORD<E>;
-            tile_sums<N>((uint32_t*)scores, written, values, SEGMENT / KEYS_PER_WORD<E>, dim, LANES, add_segment);
+            tile_sums<N>((uint32_t*)scores, written, values, SEGMENT / KEYS_PER_WORD<E>, dim, LANES,
+                         [&](auto columns, int d, int n, int v, const float* sums) {
+                merging ? add_tiles<true>(columns, d, n, v, sums, old, add) : add_tiles<false>(columns, d, n, v, sums, old, add);
+            });
             return;
         }
 #endif

@@ -34,19 +34,26 @@ INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, in
     }
 }
 
+// The same of P panels from `panel` on, whose outputs lie in their places behind `out`.
+template <int P, typename T>
+INLINE void finish_panels(const PackedLinear& l, const float* sums, int rows, int64_t panel, T* out, int64_t out_stride) {
+    const int64_t first = panel * PANEL;
+    const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
+    finish_tile(l, sums, P * PANEL, rows, first, columns, out + first, out_stride);
+}
+
 // P panels from `panel` on, for n rows, up to `BLOCK` at a time.
 template <typename Tile, int P, int BLOCK, typename T>
 void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then, T* out,
                     int64_t out_stride) {
-    const int64_t first = panel * PANEL, turns = ceil_div(n, BLOCK);
-    const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
+    const int64_t turns = ceil_div(n, BLOCK);
     NextPanels next = {then.weight, Tile::stride(l), then.others, 0};
     for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
         int rows = (int)(n * (turn + 1) / turns - row);
         float tile[BLOCK * P * PANEL];
         next.take(turn, turns, P);
         run_tile<Tile, P, BLOCK>(l, {x.row(row), x.stride}, rows, panel, next, tile);
-        finish_tile(l, tile, P * PANEL, rows, first, columns, out + row * out_stride + first, out_stride);
+        finish_panels<P>(l, tile, rows, panel, out + row * out_stride, out_stride);
         row += rows;
     }
 }
@@ -76,45 +83,12 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
-#if defined(BOUGH_AMX)
-// Panels [panel, end) for n >= least rows: run(Count<P>(), rows, n, panel, then, finish) for P panels and AMX_MOST_ROWS rows at
-// a time, and at least `least`, so that some may be computed again. P is 2, at the end 1, and 4 while four_panels are left.
-template <typename T, typename Run>
-void tiles_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
-                 T* out, int64_t out_stride, int64_t least, bool four_panels, const Run& run) {
-    for (int64_t row = 0, rows; row < n; row += rows) {
-        rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
-        if (rows < least) {
-            row = n - least;
-            rows = least;
-        }
-        const uint32_t* last = row + rows < n ? nullptr : then.weight;
-        int64_t at = panel;
-        const auto pass = [&](auto width) {
-            constexpr int P = decltype(width)::value;
-            for (; at + P <= end; at += P) {
-                const int64_t first = at * PANEL;
-                const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-                const Then after = {at + P < end ? l.weight + (at + P) * panel_words(l) : last, then.others};
-                run(width, PreparedRows{x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
-                    finish_tile(l, sums, P * PANEL, count, first, columns, out + (row + r) * out_stride + first,
-                                out_stride);
-                });
-            }
-        };
-        if (four_panels) pass(Count<4>());
-        pass(Count<2>());
-        pass(Count<1>());
-    }
-}
-#endif
-
 template <typename T>
 void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                  T* out, int64_t out_stride, bool compact) {
 #if defined(BOUGH_AMX)
-    tiles_slice(l, x, n, panel, end, then, out, out_stride, 1, n <= TILE_ROWS, [&](auto width, const auto&... rest) {
-        amx_pairs<decltype(width)::value>(l, rest...);
+    amx_pairs(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
+        finish_panels<decltype(width)::value>(l, sums, rows, at, out + row * out_stride, out_stride);
     });
 #else
 #if defined(__AVX512BF16__)
@@ -124,17 +98,40 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
 #endif
 }
 
+#if defined(BOUGH_AMX)
+// Panels [panel, end) for n >= AMX_GROUP_ROWS rows, of which some may be computed again.
+template <typename Format, typename T>
+void group_tiles_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
+                       const Then& then, T* out, int64_t out_stride) {
+    for (int64_t row = 0, rows; row < n; row += rows) {
+        rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
+        if (rows < AMX_GROUP_ROWS) {
+            row = n - AMX_GROUP_ROWS;
+            rows = AMX_GROUP_ROWS;
+        }
+        const uint32_t* last = row + rows < n ? nullptr : then.weight;
+        int64_t at = panel;
+        const auto pass = [&](auto width) {
+            constexpr int P = decltype(width)::value;
+            for (; at + P <= end; at += P) {
+                const Then after = {at + P < end ? l.weight + (at + P) * panel_words(l) : last, then.others};
+                amx_groups<Format, P>(l, {x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
+                    finish_panels<P>(l, sums, count, at, out + (row + r) * out_stride, out_stride);
+                });
+            }
+        };
+        pass(Count<2>());
+        pass(Count<1>());
+    }
+}
+#endif
+
 template <typename Format, typename T>
 void groups_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                   T* out, int64_t out_stride) {
 #if defined(BOUGH_AMX)
     if constexpr (HAS_TILES<Format>)
-        if (in_tiles(l, n))
-            return tiles_slice(l, x, n, panel, end, then, out, out_stride, AMX_GROUP_ROWS, false,
-                               [&](auto width, const auto&... rest) {
-                constexpr int P = decltype(width)::value;
-                if constexpr (P <= 2) amx_groups<Format, P>(l, rest...);
-            });
+        if (in_tiles(l, n)) return group_tiles_slice<Format>(l, x, n, panel, end, then, out, out_stride);
 #endif
     slice_of<GroupTile<Format>>(l, x, n, panel, end, then, out, out_stride);
 }
@@ -176,6 +173,15 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
            (reads_compact(l, n) ? units_of(l) : !dense ? n_groups_of(l) : looks ? looks : 1);
 }
 
+// Whether any number of rows is multiplied in tiles, as they come.
+INLINE bool multiplies_in_tiles([[maybe_unused]] const PackedLinear& l) {
+#if defined(BOUGH_AMX)
+    return l.kind == LINEAR_BF16;
+#else
+    return false;
+#endif
+}
+
 // How the outputs and rows of a call are cut into items.
 template <typename T>
 struct PackedCall {
@@ -213,8 +219,15 @@ struct PackedCall {
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
-        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile.
-        row_blocks = ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
+#if defined(BOUGH_AMX)
+        // Tiles read the rows again for every range.
+        if (multiplies_in_tiles(l) && rows > AMX_ROWS)
+            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), amx_panels(panel_words(l)));
+        if (n_ranges > n_pairs) n_ranges = n_pairs;
+#endif
+        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile; in
+        // tiles the weights do.
+        row_blocks = multiplies_in_tiles(l) ? 1 : ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
         rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);
         row_blocks = ceil_div(rows, rows_per_item);
         if (work < threads) threads = 1;

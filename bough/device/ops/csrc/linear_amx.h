@@ -9,9 +9,17 @@
 namespace {
 
 constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block of bf16, whose sums fill four tiles
-constexpr int64_t AMX_WORDS = 320;          // words of a pass, at most: two panels of so many stay in a first-level cache
+constexpr int64_t AMX_WORDS = 320;          // words of a pass of bytes, at most: two panels of so many stay in a first-level cache
+constexpr int64_t AMX_MOST_ROWS = 256;      // rows of bytes that are multiplied with some panels before others come
 
-constexpr int64_t AMX_MOST_ROWS = 256;      // rows that are multiplied with some panels before others come
+// Weights of bf16 that all rows are multiplied with before others come: they stay in a second-level cache meanwhile.
+constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4;
+
+// Panels of so many words each that those are, in whole pairs.
+INLINE int64_t amx_panels(int64_t words) {
+    const int64_t panels = AMX_WEIGHT_WORDS / words / 2 * 2;
+    return panels ? panels : 2;
+}
 
 // What stands for words of rows that end within a tile.
 struct PaddedTile {
@@ -24,8 +32,8 @@ struct PaddedTile {
     }
 };
 
-// sums[rows][P * PANEL] += a block of rows times the words [from, to) of P panels; they begin at zero where `first`.
-// Of one tile of rows there are four tiles of sums, of two two for each.
+// sums[rows][P * PANEL] := a block of rows times P panels. Of one tile of rows there are four tiles of sums, of two two for
+// each. The rows stay in a first-level cache while panels pass through it.
 template <bool TWO, int P>
 struct AmxPairs {
     static_assert(P <= (TWO ? 2 : 4), "tiles");
@@ -36,33 +44,31 @@ struct AmxPairs {
     const uint32_t* weight;     // of the first panel
     int64_t words;              // of a panel's column
     const NextPanels& next;
-    bool alone;                 // no other block takes these panels
+    Wanted* wanted;             // [2] rows and weights that are read later; null where no other block takes these panels
 
     template <int I>
     INLINE void multiply(const uint32_t* w, int64_t stride) const {
         if constexpr (I < P) {
-            tile_load<6 + I % 2>(w + I * stride, 64);
+            if (wanted)
+                tile_stream<6 + I % 2>(w + I * stride, 64);
+            else
+                tile_load<6 + I % 2>(w + I * stride, 64);
             tile_pairs<I, 4, 6 + I % 2>();
             if constexpr (TWO) tile_pairs<2 + I, 5, 6 + I % 2>();
             multiply<I + 1>(w, stride);
         }
     }
 
-    template <int I>
-    INLINE void start(const float* sums, bool first) const {
+    template <int I = 0>
+    INLINE void start() const {
         if constexpr (I < P) {
-            if (first) {
-                tile_zero<I>();
-                if constexpr (TWO) tile_zero<2 + I>();
-            } else {
-                tile_load<I>(sums + I * PANEL, P * PANEL * 4);
-                if constexpr (TWO) tile_load<2 + I>(sums + (TILE_ROWS * P + I) * PANEL, P * PANEL * 4);
-            }
-            start<I + 1>(sums, first);
+            tile_zero<I>();
+            if constexpr (TWO) tile_zero<2 + I>();
+            start<I + 1>();
         }
     }
 
-    template <int I>
+    template <int I = 0>
     INLINE void end(float* sums) const {
         if constexpr (I < P) {
             tile_store<I>(sums + I * PANEL, P * PANEL * 4);
@@ -71,22 +77,22 @@ struct AmxPairs {
         }
     }
 
-    void run(int64_t from, int64_t to, bool first, float* sums) const {
+    void run(float* sums) const {
         const int64_t stride = 4 * x.stride;
-        start<0>(sums, first);
-        int64_t i = from;
-        for (; i + TILE_WORDS <= to; i += TILE_WORDS) {
-            if (alone)
-                for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL, ahead_words(next.stride));
+        start();
+        int64_t i = 0;
+        for (; i + TILE_WORDS <= words; i += TILE_WORDS) {
+            if (wanted)
+                for (int j = 0; j < 2; ++j) wanted[j].ask();
             else
-                next.touch<P>(i * PANEL, TILE_WORDS);
+                for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL, ahead_words(next.stride));
             next.ask();
             tile_load<4>(x.at + i, stride);
             if constexpr (TWO) tile_load<5>(x.row(TILE_ROWS) + i, stride);
             multiply<0>(weight + i * PANEL, words * PANEL);
         }
-        if (i < to) finish(i, (int)(to - i));
-        end<0>(sums);
+        if (i < words) finish(i, (int)(words - i));
+        end(sums);
     }
 
     // The last words, of which there are fewer than a tile has.
@@ -105,40 +111,63 @@ struct AmxPairs {
     }
 };
 
-// P panels from `panel` on, for n <= AMX_MOST_ROWS rows. finish(row, rows, sums) takes sums [rows][P * PANEL].
-template <int P, typename Finish>
-void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then,
+// The tiles of a block of rows.
+INLINE TileShapes pairs_shapes(int rows) {
+    const int one = rows < TILE_ROWS ? rows : TILE_ROWS, two = rows > TILE_ROWS ? rows - one : one;
+    TileShapes shapes;
+    for (int i = 0; i < 4; ++i) shapes.set(i, rows <= TILE_ROWS || i < 2 ? one : two, TILE_WORDS);
+    shapes.set(4, one, TILE_WORDS).set(5, two, TILE_WORDS);
+    return shapes.set(6, TILE_ROWS, TILE_WORDS).set(7, TILE_ROWS, TILE_WORDS);
+}
+
+// Panels [panel, end) for n rows. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of a block of rows.
+template <typename Finish>
+void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                const Finish& finish) {
-    const int64_t words = input_words(l), turns = ceil_div(n, AMX_ROWS);
-    // One block keeps its sums in the tiles.
-    const int64_t passes = turns == 1 ? 1 : ceil_div(words, AMX_WORDS);
-    const int64_t step = ceil_to(ceil_div(words, passes), TILE_WORDS);
-    alignas(64) float sums[AMX_MOST_ROWS * P * PANEL];
-    NextPanels next = {then.weight, words * PANEL, then.others, 0};
+    const int64_t words = input_words(l), size = words * PANEL, turns = ceil_div(n, AMX_ROWS);
+    alignas(64) float sums[AMX_ROWS * 2 * PANEL];
     int shaped = 0;
     Tiles tiles;
-    for (int64_t from = 0; from < words; from += step) {
-        const int64_t to = words - from < step ? words : from + step;
-        for (int64_t row = 0, turn = 0; row < n; row += AMX_ROWS, ++turn) {
+    for (int64_t chunk = panel, chunk_end; chunk < end; chunk = chunk_end) {
+        chunk_end = turns > 1 && end - chunk > amx_panels(size) ? chunk + amx_panels(size) : end;
+        const int64_t steps = ceil_div(chunk_end - chunk, 2) * ceil_div(words, TILE_WORDS);     // of a block
+        Wanted wanted[2];
+        wanted[1].clear();
+        if (turns > 1) {
+            const int64_t left = end - chunk_end, most = amx_panels(size);
+            if (left)
+                wanted[1].add(l.weight + chunk_end * size, (left < most ? left : most) * size);
+            else if (then.weight)
+                wanted[1].add(then.weight, then.words);
+            wanted[1].spread(turns * steps);
+        }
+        for (int64_t row = 0; row < n; row += AMX_ROWS) {
             const int rows = (int)(n - row < AMX_ROWS ? n - row : AMX_ROWS);
-            if (rows != shaped) {
-                const int one = rows < TILE_ROWS ? rows : TILE_ROWS, two = rows > TILE_ROWS ? rows - one : one;
-                TileShapes shapes;
-                for (int i = 0; i < 4; ++i) shapes.set(i, i < 2 ? one : two, TILE_WORDS);
-                shapes.set(4, one, TILE_WORDS).set(5, two, TILE_WORDS);
-                shapes.set(6, TILE_ROWS, TILE_WORDS).set(7, TILE_ROWS, TILE_WORDS);
-                tiles.shape(shapes);
-                shaped = rows;
-            }
-            next.take(turn, turns, P);
-            float* at = sums + row * P * PANEL;
+            if (rows != shaped) tiles.shape(pairs_shapes(shaped = rows));
             const PreparedRows block = {x.row(row), x.stride};
-            const uint32_t* weight = l.weight + panel * words * PANEL;
-            if (rows <= TILE_ROWS)
-                AmxPairs<false, P>{l, block, rows, weight, words, next, turns == 1}.run(from, to, from == 0, at);
-            else if constexpr (P <= 2)
-                AmxPairs<true, P>{l, block, rows, weight, words, next, turns == 1}.run(from, to, from == 0, at);
-            if (to == words) finish(row, rows, at);
+            // The next block may have been written by another core.
+            wanted[0].clear();
+            if (row + rows < n)
+                wanted[0].add(x.row(row + rows), (n - row - rows < AMX_ROWS ? n - row - rows : AMX_ROWS) * x.stride);
+            wanted[0].spread(steps);
+            int64_t at = chunk;
+            const auto pass = [&](auto two, auto width) {
+                constexpr int P = decltype(width)::value;
+                for (; at + P <= chunk_end; at += P) {
+                    const NextPanels next = {at + P < end ? l.weight + (at + P) * size : then.weight, size, then.others, 0};
+                    AmxPairs<decltype(two)::value == 2, P>{l, block, rows, l.weight + at * size, words, next,
+                                                           turns > 1 ? wanted : nullptr}.run(sums);
+                    finish(width, row, rows, at, sums);
+                }
+            };
+            if (rows <= TILE_ROWS) {
+                pass(Count<1>(), Count<4>());
+                pass(Count<1>(), Count<2>());
+                pass(Count<1>(), Count<1>());
+            } else {
+                pass(Count<2>(), Count<2>());
+                pass(Count<2>(), Count<1>());
+            }
         }
     }
 }

@@ -82,10 +82,12 @@ struct Wanted {
 };
 constexpr int WANTED = 2;    // lists that a thread asks for at the same time
 
-// What a thread reads after some panels, or null: a place within a weight, and WANTED lists of anything else.
+// What a thread reads after some panels, or null: a place within a weight, of which so many words are wanted as long as many
+// rows are multiplied with these, and WANTED lists of anything else.
 struct Then {
     const uint32_t* weight;
     Wanted* others;
+    int64_t words;
 };
 
 // What the next pass reads: words from `at` on, `stride` from panel to panel, as in this one; null if nothing does.

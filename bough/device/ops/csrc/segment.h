@@ -77,11 +77,12 @@ struct Segments {
             memcpy(w.queries + (int64_t)r * words, load_query(u, r, w.tile, w), sizeof(word) * words);
         for (int first = 0; !narrow(u) && first < n; first += WIDTH) {
             const uint32_t* rows[WIDTH];
+            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * lane_words() * LANES + first % LANES;
             // Lanes behind the last query repeat it.
             for (int i = 0; i < WIDTH; ++i)
                 rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
-            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * words * LANES + first % LANES;
             transpose_rows(rows, 0, words, to, LANES);
+            for (int i = words; i < lane_words(); ++i) memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
         }
     }
 
@@ -194,10 +195,6 @@ struct Segments {
     // nearest cache, and requests do not stand in the way of what is needed now. `then` is what comes after the segment, with cells of `then_heads` heads.
     void run_narrow(const Unit& u, int segment, Cells& cells, const Cells& then, int then_heads, Work<T>& w) const {
         const int n = n_queries(u), n_read = read_keys(cells);
-#if defined(BOUGH_AMX)
-        Tiles tiles;
-        if (IN_TILES<word> && !bytes) tiles.shape(attention_shapes(n, words));
-#endif
         const int v_tile = bytes ? SEGMENT : TILE;      // a sum over a segment is scaled once
         for (int key = 0; key < n_read; key += TILE) {
             const bool last = key + TILE >= n_read;
@@ -221,10 +218,18 @@ struct Segments {
         }
     }
 
-    // About how often score() calls ahead.step() beside products; those in tiles take up to NARROW queries at a time.
-    int score_steps(int n) const { return product_steps(in_tiles() ? 1 : bytes ? 2 * n : n, key_words); }
+    // About how often score() calls ahead.step() beside products.
+    int score_steps(int n) const {
+#if defined(BOUGH_AMX)
+        if (in_tiles()) return few_steps(n, TILE / WIDTH, key_words);
+#endif
+        return product_steps(bytes ? 2 * n : n, key_words);
+    }
 
     bool in_tiles() const { return IN_TILES<word> && !bytes; }
+
+    // Words of a query or a key of LaneBlock: in tiles they are filled up with zeros.
+    int lane_words() const { return in_tiles() ? lane_words_of<T>(words) : words; }
 
     // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
     int turn_steps(int n) const { return key_words / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
@@ -267,7 +272,7 @@ struct Segments {
                     SEGMENT, ahead);
 #if defined(BOUGH_AMX)
         else if constexpr (IN_TILES<word>)
-            tile_product(queries, w.tile, TILE, n, count, words, to, SEGMENT, ahead);
+            few_scores(queries, w.tile, TILE, n, count, words, to, SEGMENT, ahead);
 #endif
         else
             product(queries, words, w.tile, n, words, to, SEGMENT, ahead);
@@ -294,11 +299,7 @@ struct Segments {
         const int inner = (int)ceil_div(tile_keys(cells.n, key, TILE), KEYS_PER_WORD<word>);
 #if defined(BOUGH_AMX)
         if constexpr (IN_TILES<word>) {
-            tile_mix((uint32_t*)weights, SEGMENT / KEYS_PER_WORD<word>, count / KEYS_PER_WORD<word>, n, dim, inner, to, record,
-                     [&](int pair, int64_t at, auto& x) {
-                         ahead.step();
-                         load_values(values, pair, head + at, x);
-                     });
+            few_sums((const uint32_t*)weights, SEGMENT / KEYS_PER_WORD<word>, values, head, n, dim, inner, to, record, ahead);
             return;
         }
 #endif
@@ -326,7 +327,10 @@ struct Segments {
     // About how often mix() calls ahead.step().
     int mix_steps(int n, int count) const {
         if (bytes) return (int)(ceil_div(n, FOURS_ROWS) * ceil_div(dim, FOURS * WIDTH) * ceil_div(count, 4));
-        return (int)((in_tiles() ? 1 : ceil_div(n, BLOCK_ROWS)) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
+#if defined(BOUGH_AMX)
+        if (in_tiles()) return few_steps(n, dim / WIDTH, count / KEYS_PER_WORD<word>);
+#endif
+        return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
     }
 
     // Lays a segment's K and V out for LaneBlock.
@@ -339,7 +343,10 @@ struct Segments {
         uint32_t* to = (uint32_t*)w.packed;
         // Tiles take keys as they lie.
         const bool whole = in_tiles();
-        for (int i = 0; whole && i < n; ++i, to += words) memcpy(to, keys[i], sizeof(word) * words);
+        for (int i = 0; whole && i < n; ++i, to += lane_words()) {
+            memcpy(to, keys[i], sizeof(word) * words);
+            memset(to + words, 0, sizeof(word) * (lane_words() - words));
+        }
         for (int i = 0; !whole && i < n; i += WIDTH, to += key_words * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
             for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
@@ -411,17 +418,18 @@ struct Segments {
             auto run = [&](auto element) {
                 typedef decltype(element) E;
                 LaneBlock<E> lanes = {
-                    (const E*)w.queries + (int64_t)block * words * LANES, (const E*)w.packed, (const E*)w.pairs,
+                    (const E*)w.queries + (int64_t)block * lane_words() * LANES, (const E*)w.packed, (const E*)w.pairs,
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
                     masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
                     (apart ? apart : w.total) + block * record * LANES, !apart,
-                    n_keys, dim * (int)sizeof(Element<E>) / 4, dim, cap_scale, log2_scale, ahead,
+                    n_keys, bytes ? key_words : lane_words(), dim, cap_scale, log2_scale, ahead,
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
                 };
                 switch (vecs) {
                     case 1: lanes.template run<1>(); break;
                     case 2: lanes.template run<2>(); break;
-                    default: lanes.template run<3>();
+                    case 3: lanes.template run<3>(); break;
+                    default: lanes.template run<LANE_VECS>();
                 }
             };
             if constexpr (sizeof(T) == 2)

@@ -21,10 +21,17 @@
 
 namespace {
 
-constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time
+constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time, where tiles do not ask for more
 constexpr int64_t FEW_TOKENS = 6;
+constexpr int64_t CELLS_AHEAD = 4;       // of KV that are asked for before they are written
 constexpr int64_t FORESEEN = 1 << 16;    // words that a thread reads ahead while it waits: a quarter of a cache
-constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS;     // tokens whose gates and values wait for each other
+
+// Tokens whose gates and values wait for each other, and the most panels of both that they are of.
+#if defined(BOUGH_AMX)
+constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, GATED_PANELS = 16;
+#else
+constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
+#endif
 
 template <typename T>
 struct Stack {
@@ -122,6 +129,42 @@ struct Stack {
         return n;
     }
 
+    // Whether tiles multiply blocks of rows with a layer, so that its weights should stay in a cache meanwhile.
+    bool has_blocks(const LinearParts& l) const {
+#if defined(BOUGH_AMX)
+        return tokens() > AMX_ROWS && l.part[0]->kind == LINEAR_BF16;
+#else
+        return false;
+#endif
+    }
+
+    // How many of n panels are handed out at a time, `most` of those that stay there.
+    int64_t chunk(const LinearParts& l, int64_t n, int64_t most) const {
+#if defined(BOUGH_AMX)
+        if (has_blocks(l)) {
+            const int64_t share = ceil_div(n, call.threads);
+            return ceil_to(ceil_div(share, ceil_div(share, most)), 2);
+        }
+#endif
+        return STACK_CHUNK;
+    }
+
+    int64_t chunk(const LinearParts& l) const { return chunk(l, panels(l), panels_kept(l)); }
+
+    // The same of gates, which are handed out with what they are multiplied with.
+    int64_t gated_chunk(const LinearParts& l) const {
+        const int64_t most = panels_kept(l) / 2;
+        return chunk(l, panels(l) / 2, most < GATED_PANELS ? most : GATED_PANELS);
+    }
+
+    static int64_t panels_kept([[maybe_unused]] const LinearParts& l) {
+#if defined(BOUGH_AMX)
+        return amx_panels(panel_words(*l.part[0]));
+#else
+        return STACK_CHUNK;
+#endif
+    }
+
     static bool same_inputs(const PackedLinear& a, const PackedLinear& b) {
         return a.kind == b.kind;
     }
@@ -175,10 +218,22 @@ struct Stack {
         return read_at(*l.part[i], index, tokens());
     }
 
+    // A place in a weight where a thread goes on, and how many words it reads from there.
+    struct Place {
+        const uint32_t* at = nullptr;
+        int64_t words = 0;
+
+        Place part(int64_t i, int64_t n) const { return {at + words * i / n, words * (i + 1) / n - words * i / n}; }
+    };
+
+    Place place(const LinearParts& l, int64_t first, int64_t last) const {
+        return {panel_at(l, first), (last - first) * read_words(*l.part[0], tokens())};
+    }
+
     // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
-    // adapters add to them, for n tokens from `token` on. The thread goes on at `then`, a place in a weight.
+    // adapters add to them, for n tokens from `token` on. The thread goes on at `then`.
     void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
-               int64_t first, int64_t last, const uint32_t* then, T* out, int64_t stride, Mine& mine) const {
+               int64_t first, int64_t last, const Place& then, T* out, int64_t stride, Mine& mine) const {
         int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
@@ -192,7 +247,7 @@ struct Stack {
                     mine.wanted[0].spread(asking_turns(part, n, ceil_div(end - begin, PANEL)));
                 }
                 linear_slice(part, {prepared[i].row(token), prepared[i].stride}, n, begin, end,
-                             {then, call.lora ? mine.wanted : nullptr}, out + base, stride,
+                             {then.at, call.lora ? mine.wanted : nullptr, then.words}, out + base, stride,
                              reads_compact(part, tokens()));
                 for (int64_t r = 0; call.lora && r < call.lora->n_runs; ++r)
                     lora_expand(*lora, *call.lora, r, token, n, base + begin, base + end, out, stride);
@@ -212,8 +267,17 @@ struct Stack {
         int64_t first(const Mine& mine) const { return panels * mine.index / mine.n; }
     };
 
-    const uint32_t* begins_at(const Next& next, const Mine& mine) const {
-        return next.linear ? panel_at(*next.linear, next.first(mine)) : nullptr;
+    // What it begins with there.
+    Place begins_at(const Next& next, const Mine& mine) const {
+        if (!next.linear) return {};
+        const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
+        const int64_t count = next.panels < panels(*next.linear) ? gated_chunk(*next.linear) : chunk(*next.linear);
+        return place(*next.linear, first, first + count < end ? first + count : end);
+    }
+
+    // Where it goes on behind panels up to `last`, of which its share ends at own_end.
+    Place follows(const LinearParts& l, int64_t last, int64_t count, int64_t own_end, const Next& next, const Mine& mine) const {
+        return last < own_end ? place(l, last, last + count < own_end ? last + count : own_end) : begins_at(next, mine);
     }
 
     // What the thread may ask for while it waits before the next layer: the panels that it begins with.
@@ -247,12 +311,11 @@ struct Stack {
         PreparedRows inputs[MOST_PARTS];
         find_prepared(l, x, inputs);
         shrink(l, lora, x, mine);
-        const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n;
+        const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n, at_a_time = chunk(l);
         want(l, count, next, mine);
         foresee(next, mine);
-        stage(count, STACK_CHUNK, [&](int64_t first, int64_t last) {
-            const uint32_t* after = last < own_end ? panel_at(l, last) : begins_at(next, mine);
-            slice(l, lora, inputs, 0, tokens(), first, last, after, out, stride, mine);
+        stage(count, at_a_time, [&](int64_t first, int64_t last) {
+            slice(l, lora, inputs, 0, tokens(), first, last, follows(l, last, at_a_time, own_end, next, mine), out, stride, mine);
         }, then, mine);
     }
 
@@ -311,7 +374,13 @@ struct Stack {
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
         if (apart(layer)) rope.out_loc = call.window_loc;
-        for (int64_t i = first * heads; i < last * heads; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
+        const auto want = [&](int64_t i) { want_cells<T>(rope, i / heads, (int)(i % heads)); };
+        const int64_t end = last * heads;
+        for (int64_t i = first * heads; i < end && i < first * heads + CELLS_AHEAD; ++i) want(i);
+        for (int64_t i = first * heads; i < end; ++i) {
+            if (i + CELLS_AHEAD < end) want(i + CELLS_AHEAD);
+            rotate_group<T>(rope, i / heads, (int)(i % heads));
+        }
     }
 
     // Has attention read the cells of a layer. One plan serves all layers with the same window.
@@ -345,25 +414,26 @@ struct Stack {
 
     template <typename Then>
     void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, const Then& then, Mine& mine) const {
-        constexpr int64_t WIDE = STACK_CHUNK * PANEL;
-        const int64_t half = panels(l) / 2, size = call.intermediate_size;
+        constexpr int64_t WIDE = GATED_PANELS * PANEL;
+        const int64_t half = panels(l) / 2, size = call.intermediate_size, at_a_time = gated_chunk(l);
+        const int64_t blocks = ceil_div(tokens(), GATED_ROWS);
         PreparedRows inputs[MOST_PARTS];
         find_prepared(l, normed, inputs);
         shrink(l, lora, normed, mine);
         const int64_t own_end = half * (mine.index + 1) / mine.n;
         want(l, 2 * half, next, mine);
         foresee(next, mine);
-        stage(half, STACK_CHUNK, [&](int64_t first, int64_t last) {
+        stage(half, at_a_time, [&](int64_t first, int64_t last) {
             T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
-            for (int64_t t = 0; t < tokens(); t += GATED_ROWS) {
-                const int64_t left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
-                const uint32_t* after = last < own_end ? panel_at(l, last) : begins_at(next, mine);
+            const Place values = place(l, half + first, half + last), after = follows(l, last, at_a_time, own_end, next, mine);
+            for (int64_t block = 0; block < blocks; ++block) {
+                const int64_t t = block * GATED_ROWS, left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
+                // What follows is asked for in parts where the weights stay as they are meanwhile, else before it comes.
+                const Place later = has_blocks(l) ? after.part(block, blocks) : block + 1 < blocks ? Place{} : after;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-                slice(l, lora, inputs, t, rows, first, last, t ? nullptr : panel_at(l, half + first), gate - begin,
-                      WIDE, mine);
-                slice(l, lora, inputs, t, rows, half + first, half + last, left <= GATED_ROWS ? after : nullptr,
-                      up - begin - size, WIDE, mine);
+                slice(l, lora, inputs, t, rows, first, last, block ? Place{} : values, gate - begin, WIDE, mine);
+                slice(l, lora, inputs, t, rows, half + first, half + last, later, up - begin - size, WIDE, mine);
                 for (int64_t i = 0; i < rows; ++i) {
                     T* to = (T*)call.act + (t + i) * size + begin;
                     if (call.gelu)

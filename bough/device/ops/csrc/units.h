@@ -67,6 +67,10 @@ struct Carver {
     }
 };
 
+// Words of a query or a key beside many queries.
+template <typename T>
+INLINE int lane_words_of(int words) { return IN_TILES<Word<T>> ? (int)ceil_to(words, 16) : words; }
+
 // One thread's scratch memory.
 template <typename T>
 struct Work {
@@ -88,14 +92,14 @@ struct Work {
     void carve(Carver& c, int64_t n_wide, int n_heads, int words, int dim) {
         int64_t blocks = ceil_div(n_wide, LANES), n_narrow = NARROW * n_heads;
         int64_t n_queries = blocks * LANES > n_narrow ? blocks * LANES : n_narrow;
-        c.take(queries, n_queries * words);
+        c.take(queries, n_queries * lane_words_of<T>(words));
         c.take(q_scale, n_queries);
         c.take(q_high, n_queries);
         c.take(q_low, n_queries);
         c.take(tile, (int64_t)words * TILE);
         c.take(keys, (int64_t)SEGMENT * dim);
         c.take(values, (int64_t)SEGMENT * dim);
-        c.take(packed, (int64_t)SEGMENT * words);
+        c.take(packed, (int64_t)SEGMENT * lane_words_of<T>(words));
         c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
         c.take(scores, (int64_t)SEGMENT * (LANES > 2 * n_narrow ? LANES : 2 * n_narrow));
         c.take(weights, n_narrow * SEGMENT);
