@@ -208,26 +208,34 @@ struct AmxGroups {
     }
 
     template <int SUMS, int A, int B, int I = 0>
-    INLINE void multiply(int64_t word, Products& products) const {
+    INLINE void multiply(int64_t word) const {
         if constexpr (I < P) {
             if constexpr (I == 0) tile_load<A>(x.at + word, 4 * x.stride);
             tile_zero<SUMS + I>();
             tile_load<B>(bytes + I * stride + (word - from) * PANEL, 4 * PANEL);
             tile_bytes<SUMS + I, A, B>();
-            tile_store<SUMS + I>(&products[0][I * PANEL], sizeof products[0]);
-            multiply<SUMS, A, B, I + 1>(word, products);
+            multiply<SUMS, A, B, I + 1>(word);
         }
     }
 
+    // Multiplies what begins at a word, into tiles from SUMS on.
     template <int SUMS>
-    INLINE void start(int64_t word, Products& products) const {
+    INLINE void start(int64_t word) const {
         if (TOGETHER > 1 && to - word < WORDS)
-            multiply<SUMS, 5, 7>(word, products);
+            multiply<SUMS, 5, 7>(word);
         else
-            multiply<SUMS, 4, 6>(word, products);
+            multiply<SUMS, 4, 6>(word);
     }
 
-    INLINE void add(const Products& products, int64_t word, const RowCursor& meta, vf (&total)[AMX_GROUP_ROWS][P]) const {
+    template <int SUMS, int I = 0>
+    INLINE void end(Products& products) const {
+        if constexpr (I < P) {
+            tile_store<SUMS + I>(&products[0][I * PANEL], sizeof products[0]);
+            end<SUMS, I + 1>(products);
+        }
+    }
+
+    INLINE void add(const Products& products, int64_t word, RowCursor& meta, vf (&total)[AMX_GROUP_ROWS][P]) const {
         const int64_t group = word / (GROUP / 4), n_groups = n_groups_of(l);
         Affine affine[P];
         if (!Format::WHOLE) GroupTile<Format>::template load_affine<P>(l, panel, group, n_groups, 0, affine);
@@ -243,16 +251,20 @@ struct AmxGroups {
                 total[r][p] = GroupTile<Format>::add_scaled(total[r][p], to_float(sum), scale, affine[p], m);
             }
         }
+        meta.advance(sizeof(GroupMeta));
     }
 
-    // The products of a word, which are there; what follows it is multiplied while they are scaled.
+    // While the products of the word before leave memory, those of a word get there, and what follows is multiplied: nobody
+    // waits for what was just begun.
     template <int SUMS>
     INLINE void turn(int64_t word, Products (&products)[2], RowCursor& meta, vf (&total)[AMX_GROUP_ROWS][P]) const {
         next.template touch<P>(word / (GROUP / 4) * LINES * PANEL, TOGETHER * LINES);
         for (int i = 0; i < TOGETHER; ++i) next.ask();
-        if (word + WORDS < to) start<2 - SUMS>(word + WORDS, products[1 - SUMS / 2]);
-        add(products[SUMS / 2], word, meta, total);
-        meta.advance(sizeof(GroupMeta));
+        // The next block of rows, which is in the second-level cache by now.
+        for (int r = 0; r < AMX_GROUP_ROWS; ++r) __builtin_prefetch(x.row(AMX_GROUP_ROWS + r) + word, 0, 3);
+        if (word + WORDS < to) start<2 - SUMS>(word + WORDS);
+        end<SUMS>(products[SUMS / 2]);
+        if (word > from) add(products[1 - SUMS / 2], word - WORDS, meta, total);
     }
 
     void run(bool first, float* totals) const {
@@ -263,11 +275,14 @@ struct AmxGroups {
 #pragma GCC unroll 2
             for (int p = 0; p < P; ++p) total[r][p] = first ? vf{} : loadf(totals + (r * P + p) * PANEL);
         alignas(64) Products products[2];
-        start<0>(from, products[0]);
-        for (int64_t word = from; word < to; word += 2 * WORDS) {
+        start<0>(from);
+        int64_t word = from;
+        for (; word < to; word += 2 * WORDS) {
             turn<0>(word, products, meta, total);
             if (word + WORDS < to) turn<2>(word + WORDS, products, meta, total);
         }
+        const int64_t last = (to - from - 1) / WORDS;
+        add(products[last % 2], from + last * WORDS, meta, total);
 #pragma GCC unroll 12
         for (int r = 0; r < AMX_GROUP_ROWS; ++r)
 #pragma GCC unroll 2
