@@ -18,9 +18,9 @@ class Defaults(NamedTuple):
         max_running: sequences in one step.
         step_tokens: tokens of one step, of each thread of a CPU. Two threads are bound by arithmetic from some hundred
             tokens on, so a larger budget would only make everybody wait longer for it: running streams, and whoever
-            arrives; a smaller one lets more decode tokens ride along with prompts. Tiles (AMX) multiply so fast that weights
-            have to be read for more of them, ``TILES_TOKENS``. A GPU needs thousands to be. A fifth is for the ends of
-            prompts, see planner.py.
+            arrives; a smaller one lets more decode tokens ride along with prompts. Tiles (AMX) multiply so fast that
+            weights have to be read for more of them, ``TILES_TOKENS``. A GPU needs thousands to be. A fifth is for the
+            ends of prompts, see planner.py.
         memory_share: of what is free after loading. A CPU's memory is others', too.
     """
 
@@ -35,12 +35,17 @@ MOST_DEFAULT_TOKENS = 1024
 
 TILES_TOKENS = 192
 
+TILES = {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
+"""What the kernels that multiply in tiles need."""
+
 DEFAULTS = {"cpu": Defaults(64, 80, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
 
 def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path = Path("/")) -> Config:
-    """``config`` with the defaults for ``device``; raises ConfigError for values that cannot work. ``root`` is where /proc
-    hangs."""
+    """``config`` with the defaults for ``device``; raises ConfigError for values that cannot work.
+
+    ``root`` is where /proc hangs.
+    """
     kv, schedule, defaults = config.kv, config.schedule, DEFAULTS[device]
     share = defaults.memory_share if kv.memory_share is None else kv.memory_share
     if not 1 <= kv.page_size <= 1024:
@@ -71,7 +76,7 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
     if step_tokens is None:
         step_tokens = defaults.step_tokens
         if device == "cpu":
-            if "amx_bf16" in features(root) and config.model.dtype != "float32":
+            if TILES <= set(features(root)) and config.model.dtype != "float32":
                 step_tokens = TILES_TOKENS
             step_tokens = min(step_tokens * (threads or usable_processors()), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.

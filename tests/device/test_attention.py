@@ -264,6 +264,19 @@ def test_bits_depend_on_the_row_alone(
         torch.set_num_threads(before)
 
 
+# Tiles know no denormals; nor may what computes in vectors beside them.
+@pytest.mark.parametrize("heads", [(9, 3, 64), (4, 2, 80), (6, 1, 32)], ids=str)
+def test_bits_of_the_smallest_values_depend_on_the_row_alone(ops: Ops, heads: tuple[int, int, int]) -> None:
+    case = make_case([300, 200], [130, 40], heads, torch.bfloat16)
+    assert isinstance(case.v, Tensor)
+    case.v.mul_(1e-36)
+    whole = ops.paged_attention(*case.args)
+    assert whole.isfinite().all() and whole.count_nonzero() > 0
+    for begin, end in [(0, 1), (1, 3), (60, 61), (129, 130)]:
+        part = ops.paged_attention(*sub_batch(case, [(0, begin, end)]).args)
+        assert torch.equal(part, whole[begin:end])
+
+
 def test_odd_head_dimensions_work(ops: Ops) -> None:
     check(ops, make_case([70, 5], [1, 5], (4, 2, 24), torch.float32))
     check(ops, make_case([70, 5], [1, 5], (4, 2, 24), torch.bfloat16, kv_dtype=torch.int8))

@@ -185,7 +185,9 @@ def test_a_step_of_a_cpu_takes_about_as_long_with_any_number_of_threads(
 
 def test_a_step_is_longer_where_tiles_multiply(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nflags : avx512f amx_tile amx_bf16\n")
+    (tmp_path / "proc/cpuinfo").write_text(
+        "processor : 0\nflags : avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8\n"
+    )
     config = Config(device=DeviceConfig(threads=2))
     assert resolve(config, root=tmp_path).schedule.step_tokens == 384
     single = replace(config, model=ModelConfig(dtype="float32"))

@@ -1,10 +1,11 @@
-// Products of attention in the tile registers of AMX, for pairs of bf16.
+// Products of attention for pairs of bf16 on processors with AMX: of many queries in its tile registers, of few in vectors.
 //
-// Blocks of 32 dimensions or keys add up in rising order, whoever lies in the rows and the columns: few queries and many
-// have the same bits.
+// Blocks of 32 dimensions or keys add up in rising order, and each as tiles add it up: few queries and many have the same
+// bits.
 #pragma once
 
 #include "amx.h"
+#include "tile.h"
 
 namespace {
 
@@ -217,7 +218,7 @@ INLINE int few_steps(int n, int n_vecs, int words) {
 
 // scores[n][count keys] = queries [n][words] times a tile of keys [words][TILE], for whole vectors of keys.
 template <typename Beside>
-INLINE void few_scores(const uint32_t* queries, const uint32_t* tile, int64_t tile_stride, int n, int count, int words,
+INLINE void few_scores(const uint32_t* queries, const uint32_t* tile, int n, int count, int words,
                        float* scores, int64_t stride, Beside& beside) {
     const Flushing flushing;
     by_rows(n, [&](auto rows, int r) {
@@ -226,11 +227,11 @@ INLINE void few_scores(const uint32_t* queries, const uint32_t* tile, int64_t ti
             for (int first = 0; first < words; first += TILE_WORDS) {
                 const int some = words - first < TILE_WORDS ? words - first : TILE_WORDS;
                 const Halves<R> a(queries + r * words + first, words, some);
-                const uint32_t* keys = tile + first * tile_stride + vec * WIDTH;
+                const uint32_t* keys = tile + first * TILE + vec * WIDTH;
                 beside.step(some);
                 FewSums<R, N> sums;
                 sums.clear();
-                for (int i = 0; i < some; ++i, keys += tile_stride) {
+                for (int i = 0; i < some; ++i, keys += TILE) {
                     vf x[N], y[N];
                     for (int v = 0; v < N; ++v) {
                         const vu pair = loadu(keys + v * WIDTH);

@@ -215,7 +215,6 @@ void rotate_group(const RopeCall& c, int64_t t, int kv_head) {
 }
 
 // Asks for the lines that rotate_group() writes for a kv head of token t, which nobody has near.
-template <typename T>
 INLINE void want_cells(const RopeCall& c, int64_t t, int kv_head) {
     const int64_t bytes = cell_bytes(c.kv_dtype) * c.head_dim, cell = (int64_t)c.out_loc[t] * c.n_kv_heads + kv_head;
     for (int64_t i = 0; i < bytes; i += 64) {

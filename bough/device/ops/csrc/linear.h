@@ -173,10 +173,10 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
            (reads_compact(l, n) ? units_of(l) : !dense ? n_groups_of(l) : looks ? looks : 1);
 }
 
-// Whether any number of rows is multiplied in tiles, as they come.
-INLINE bool multiplies_in_tiles([[maybe_unused]] const PackedLinear& l) {
+// Whether tiles multiply blocks of n rows with some weights, which stay in a cache meanwhile, before others come.
+INLINE bool has_blocks([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] int64_t n) {
 #if defined(BOUGH_AMX)
-    return l.kind == LINEAR_BF16;
+    return l.kind == LINEAR_BF16 && n > AMX_ROWS;
 #else
     return false;
 #endif
@@ -221,13 +221,14 @@ struct PackedCall {
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
 #if defined(BOUGH_AMX)
         // Tiles read the rows again for every range.
-        if (multiplies_in_tiles(l) && rows > AMX_ROWS)
+        if (has_blocks(l, rows)) {
             n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), amx_panels(panel_words(l)));
-        if (n_ranges > n_pairs) n_ranges = n_pairs;
+            if (n_ranges > n_pairs) n_ranges = n_pairs;
+        }
 #endif
         // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile; in
         // tiles the weights do.
-        row_blocks = multiplies_in_tiles(l) ? 1 : ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
+        row_blocks = has_blocks(l, rows) ? 1 : ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
         rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);
         row_blocks = ceil_div(rows, rows_per_item);
         if (work < threads) threads = 1;

@@ -21,6 +21,35 @@ INLINE int64_t amx_panels(int64_t words) {
     return panels ? panels : 2;
 }
 
+// What is read next, where blocks of rows take turns with the same weights: asked for beside products.
+struct Later {
+    Wanted rows, weights;
+
+    // Behind panels up to chunk_end, of `size` words each, come others up to `end`, at most `most` at a time, or `then`;
+    // `steps`: how often ask() is called meanwhile.
+    void begin(const PackedLinear& l, int64_t chunk_end, int64_t end, int64_t most, int64_t size, const Then& then, int64_t steps) {
+        weights.clear();
+        const int64_t left = end - chunk_end;
+        if (left)
+            weights.add(l.weight + chunk_end * size, (left < most ? left : most) * size);
+        else if (then.weight)
+            weights.add(then.weight, then.words);
+        weights.spread(steps);
+    }
+
+    // Behind a block of rows comes the one from `row` on, which another core may have written.
+    void begin_rows(const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t steps) {
+        rows.clear();
+        if (row < n) rows.add(x.row(row), (n - row < block ? n - row : block) * x.stride);
+        rows.spread(steps);
+    }
+
+    INLINE void ask() {
+        rows.ask();
+        weights.ask();
+    }
+};
+
 // What stands for words of rows that end within a tile.
 struct PaddedTile {
     alignas(64) uint32_t at[TILE_ROWS][TILE_WORDS];
@@ -38,18 +67,17 @@ template <bool TWO, int P>
 struct AmxPairs {
     static_assert(P <= (TWO ? 2 : 4), "tiles");
 
-    const PackedLinear& l;
     PreparedRows x;
     int rows;
     const uint32_t* weight;     // of the first panel
     int64_t words;              // of a panel's column
     const NextPanels& next;
-    Wanted* wanted;             // [2] rows and weights that are read later; null where no other block takes these panels
+    Later* later;               // null where no other block takes these panels
 
     template <int I>
     INLINE void multiply(const uint32_t* w, int64_t stride) const {
         if constexpr (I < P) {
-            if (wanted)
+            if (later)
                 tile_stream<6 + I % 2>(w + I * stride, 64);
             else
                 tile_load<6 + I % 2>(w + I * stride, 64);
@@ -82,8 +110,8 @@ struct AmxPairs {
         start();
         int64_t i = 0;
         for (; i + TILE_WORDS <= words; i += TILE_WORDS) {
-            if (wanted)
-                for (int j = 0; j < 2; ++j) wanted[j].ask();
+            if (later)
+                later->ask();
             else
                 for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL, ahead_words(next.stride));
             next.ask();
@@ -97,6 +125,7 @@ struct AmxPairs {
 
     // The last words, of which there are fewer than a tile has.
     void finish(int64_t i, int n) const {
+        if (later) later->ask();
         next.ask();
         PaddedTile a[2], w[P];
         a[0].rows(x.at + i, x.stride, TWO ? TILE_ROWS : rows, n);
@@ -128,35 +157,24 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
     alignas(64) float sums[AMX_ROWS * 2 * PANEL];
     int shaped = 0;
     Tiles tiles;
+    const int64_t most = turns > 1 ? amx_panels(size) : end - panel;
     for (int64_t chunk = panel, chunk_end; chunk < end; chunk = chunk_end) {
-        chunk_end = turns > 1 && end - chunk > amx_panels(size) ? chunk + amx_panels(size) : end;
+        chunk_end = end - chunk > most ? chunk + most : end;
         const int64_t steps = ceil_div(chunk_end - chunk, 2) * ceil_div(words, TILE_WORDS);     // of a block
-        Wanted wanted[2];
-        wanted[1].clear();
-        if (turns > 1) {
-            const int64_t left = end - chunk_end, most = amx_panels(size);
-            if (left)
-                wanted[1].add(l.weight + chunk_end * size, (left < most ? left : most) * size);
-            else if (then.weight)
-                wanted[1].add(then.weight, then.words);
-            wanted[1].spread(turns * steps);
-        }
+        Later later;
+        if (turns > 1) later.begin(l, chunk_end, end, most, size, then, turns * steps);
         for (int64_t row = 0; row < n; row += AMX_ROWS) {
             const int rows = (int)(n - row < AMX_ROWS ? n - row : AMX_ROWS);
             if (rows != shaped) tiles.shape(pairs_shapes(shaped = rows));
             const PreparedRows block = {x.row(row), x.stride};
-            // The next block may have been written by another core.
-            wanted[0].clear();
-            if (row + rows < n)
-                wanted[0].add(x.row(row + rows), (n - row - rows < AMX_ROWS ? n - row - rows : AMX_ROWS) * x.stride);
-            wanted[0].spread(steps);
+            later.begin_rows(x, row + rows, n, AMX_ROWS, steps);
             int64_t at = chunk;
             const auto pass = [&](auto two, auto width) {
                 constexpr int P = decltype(width)::value;
                 for (; at + P <= chunk_end; at += P) {
                     const NextPanels next = {at + P < end ? l.weight + (at + P) * size : then.weight, size, then.others, 0};
-                    AmxPairs<decltype(two)::value == 2, P>{l, block, rows, l.weight + at * size, words, next,
-                                                           turns > 1 ? wanted : nullptr}.run(sums);
+                    AmxPairs<decltype(two)::value == 2, P>{block, rows, l.weight + at * size, words, next,
+                                                           turns > 1 ? &later : nullptr}.run(sums);
                     finish(width, row, rows, at, sums);
                 }
             };

@@ -272,7 +272,7 @@ struct Segments {
                     SEGMENT, ahead);
 #if defined(BOUGH_AMX)
         else if constexpr (IN_TILES<word>)
-            few_scores(queries, w.tile, TILE, n, count, words, to, SEGMENT, ahead);
+            few_scores(queries, w.tile, n, count, words, to, SEGMENT, ahead);
 #endif
         else
             product(queries, words, w.tile, n, words, to, SEGMENT, ahead);

@@ -129,24 +129,13 @@ struct Stack {
         return n;
     }
 
-    // Whether tiles multiply blocks of rows with a layer, so that its weights should stay in a cache meanwhile.
-    bool has_blocks(const LinearParts& l) const {
-#if defined(BOUGH_AMX)
-        return tokens() > AMX_ROWS && l.part[0]->kind == LINEAR_BF16;
-#else
-        return false;
-#endif
-    }
+    bool blocks_of(const LinearParts& l) const { return has_blocks(*l.part[0], tokens()); }
 
     // How many of n panels are handed out at a time, `most` of those that stay there.
     int64_t chunk(const LinearParts& l, int64_t n, int64_t most) const {
-#if defined(BOUGH_AMX)
-        if (has_blocks(l)) {
-            const int64_t share = ceil_div(n, call.threads);
-            return ceil_to(ceil_div(share, ceil_div(share, most)), 2);
-        }
-#endif
-        return STACK_CHUNK;
+        if (!blocks_of(l)) return STACK_CHUNK;
+        const int64_t share = ceil_div(n, call.threads), pairs = most < 4 ? 1 : most / 2;
+        return 2 * ceil_div(ceil_div(share, 2), ceil_div(ceil_div(share, 2), pairs));
     }
 
     int64_t chunk(const LinearParts& l) const { return chunk(l, panels(l), panels_kept(l)); }
@@ -226,6 +215,7 @@ struct Stack {
         Place part(int64_t i, int64_t n) const { return {at + words * i / n, words * (i + 1) / n - words * i / n}; }
     };
 
+    // Of panels [first, last), as if they were all of one part: nothing but what is asked for ahead depends on it.
     Place place(const LinearParts& l, int64_t first, int64_t last) const {
         return {panel_at(l, first), (last - first) * read_words(*l.part[0], tokens())};
     }
@@ -286,7 +276,8 @@ struct Stack {
         if (!next.linear) return;
         const int64_t all = panels(*next.linear), words = read_words(*next.linear->part[0], tokens());
         const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
-        const int64_t count = next.panels < all ? STACK_CHUNK : FORESEEN / words, left = end - first;
+        const int64_t most = FORESEEN / words, some = gated_chunk(*next.linear), left = end - first;
+        const int64_t count = next.panels < all && some < most ? some : most;
         for (int64_t at = first; at < all; at += next.panels)
             mine.foreseen.add(panel_at(*next.linear, at), (count < left ? count : left) * words);
         mine.foreseen.pace = 1;
@@ -374,7 +365,7 @@ struct Stack {
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
         if (apart(layer)) rope.out_loc = call.window_loc;
-        const auto want = [&](int64_t i) { want_cells<T>(rope, i / heads, (int)(i % heads)); };
+        const auto want = [&](int64_t i) { want_cells(rope, i / heads, (int)(i % heads)); };
         const int64_t end = last * heads;
         for (int64_t i = first * heads; i < end && i < first * heads + CELLS_AHEAD; ++i) want(i);
         for (int64_t i = first * heads; i < end; ++i) {
@@ -430,7 +421,7 @@ struct Stack {
             for (int64_t block = 0; block < blocks; ++block) {
                 const int64_t t = block * GATED_ROWS, left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
                 // What follows is asked for in parts where the weights stay as they are meanwhile, else before it comes.
-                const Place later = has_blocks(l) ? after.part(block, blocks) : block + 1 < blocks ? Place{} : after;
+                const Place later = blocks_of(l) ? after.part(block, blocks) : block + 1 < blocks ? Place{} : after;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
                 slice(l, lora, inputs, t, rows, first, last, block ? Place{} : values, gate - begin, WIDE, mine);
                 slice(l, lora, inputs, t, rows, half + first, half + last, later, up - begin - size, WIDE, mine);
