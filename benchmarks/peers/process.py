@@ -118,9 +118,9 @@ class Process:
         return self.popen.pid
 
     def tail(self) -> str:
-        """The end of the log, on one line."""
+        """The end of the log, on one line, without where somebody's home is: results are published."""
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return " | ".join(lines[-3:])[-400:]
+        return " | ".join(lines[-3:])[-400:].replace(str(Path.home()), "~")
 
     def wait_http(self, url: str, seconds: float) -> None:
         """Until ``url`` answers 200; Unavailable if the process ends or the time is over."""
