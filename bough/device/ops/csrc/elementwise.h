@@ -214,15 +214,6 @@ void rotate_group(const RopeCall& c, int64_t t, int kv_head) {
     write_cell(c.kv_dtype, value, c.v, c.v_scale, cell, (int)dim);
 }
 
-// Asks for the lines that rotate_group() writes for a kv head of token t, which nobody has near.
-INLINE void want_cells(const RopeCall& c, int64_t t, int kv_head) {
-    const int64_t bytes = cell_bytes(c.kv_dtype) * c.head_dim, cell = (int64_t)c.out_loc[t] * c.n_kv_heads + kv_head;
-    for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch((const char*)c.k + cell * bytes + i, 1);
-        __builtin_prefetch((const char*)c.v + cell * bytes + i, 1);
-    }
-}
-
 template <typename T>
 void rope_kv_write(const RopeCall& c) {
     const int64_t size = (int64_t)(c.n_heads + 2 * c.n_kv_heads) * c.head_dim;

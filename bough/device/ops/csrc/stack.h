@@ -23,7 +23,6 @@ namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time, where tiles do not ask for more
 constexpr int64_t FEW_TOKENS = 6;
-constexpr int64_t CELLS_AHEAD = 4;       // of KV that are asked for before they are written
 constexpr int64_t FORESEEN = 1 << 16;    // words that a thread reads ahead while it waits: a quarter of a cache
 
 // Tokens whose gates and values wait for each other, and the most panels of both that they are of.
@@ -365,13 +364,7 @@ struct Stack {
         rope.q_norm = layer.q_norm;
         rope.k_norm = layer.k_norm;
         if (apart(layer)) rope.out_loc = call.window_loc;
-        const auto want = [&](int64_t i) { want_cells(rope, i / heads, (int)(i % heads)); };
-        const int64_t end = last * heads;
-        for (int64_t i = first * heads; i < end && i < first * heads + CELLS_AHEAD; ++i) want(i);
-        for (int64_t i = first * heads; i < end; ++i) {
-            if (i + CELLS_AHEAD < end) want(i + CELLS_AHEAD);
-            rotate_group<T>(rope, i / heads, (int)(i % heads));
-        }
+        for (int64_t i = first * heads; i < last * heads; ++i) rotate_group<T>(rope, i / heads, (int)(i % heads));
     }
 
     // Has attention read the cells of a layer. One plan serves all layers with the same window.
