@@ -5,7 +5,8 @@
 //
 // An element's bits depend on its row and its column alone. Those of bf16 are not those of dot_pairs: of each 32 inputs
 // the even and the odd ones are summed up apart, before both are added to what is there. Who multiplies pairs of bf16 with
-// tiles once does so always, or in vectors that add up as tiles do (attention_amx.h). Sums of bytes are exact, so that they may come from tiles or from vectors.
+// tiles once does so always, or in vectors that add up as tiles do (attention_amx.h). Sums of bytes are exact, so that they
+// may come from tiles or from vectors.
 #pragma once
 
 #include "vec.h"

@@ -294,8 +294,7 @@ struct AmxGroups {
             for (int p = 0; p < P; ++p) total[r][p] = first ? vf{} : loadf(totals + (r * P + p) * PANEL);
         alignas(64) Products products[2];
         start<0>(from);
-        int64_t word = from;
-        for (; word < to; word += 2 * WORDS) {
+        for (int64_t word = from; word < to; word += 2 * WORDS) {
             turn<0>(word, products, meta, total);
             if (word + WORDS < to) turn<2>(word + WORDS, products, meta, total);
         }
