@@ -29,6 +29,7 @@ from bough.bench.machine import facts
 from bough.device.ops.library import load
 from bough.device.ops.packed import GROUP, PAIRED, SUPER, Kind, PackedWeight, pack_bf16, pack_groups, pack_int8
 from bough.device.ops.pages import Arena
+from bough.device.ops.quantise import quantise
 from bough.device.ops.registry import Ops, resolve_ops
 from bough.device.platform.cpu import spare_onednn
 from bough.device.quant.packed import join
@@ -39,7 +40,8 @@ Multiply = Callable[[Tensor], Tensor]
 SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192", "8192x2048", "2048x49152")
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 2048)
 ROUNDED = {
-    "int8": "`int8`", "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
+    "int8": "`int8`", "w8a8": "8 bits, a scale per output",
+    "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
     "q4/64": "4 bits, groups of 64", "q4/128": "GPTQ, groups of 128", "q4_zero/128": "AWQ, groups of 128",
 }  # fmt: skip
 OURS = ("bf16", *ROUNDED)
@@ -115,8 +117,10 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     n, k = weight.shape
     if kind == "bf16":
         return pack_bf16(weight)
-    q = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     if kind == "int8":
+        return quantise(Kind.ROTATED, weight)
+    q = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    if kind == "w8a8":
         return pack_int8(q, torch.ones(n))
     name, _, group = kind.partition("/")
     packed, inputs = Kind[name.upper()], int(group or GROUP)

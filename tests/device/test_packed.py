@@ -8,15 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bough.device.ops.cpu import CpuOps
+from bough.device.ops.hadamard import BLOCK
 from bough.device.ops.packed import (
     FOUR_BITS,
     PAIRED,
     SUPER,
     Kind,
     PackedWeight,
+    factors,
     pack_bf16,
     pack_groups,
     pack_int8,
+    pack_rotated,
     quantise_inputs,
     unpack,
 )  # fmt: skip
@@ -29,6 +32,9 @@ Tensor = torch.Tensor
 
 pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
 
+WHOLE = (Kind.BF16, Kind.INT8, Kind.ROTATED)
+"""Kinds without groups of inputs."""
+
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
 
 
@@ -38,6 +44,9 @@ def random_weight(kind: Kind, n_out: int, n_in: int, group: int = 32, seed: int 
     if kind == Kind.BF16:
         return pack_bf16(torch.randn(n_out, n_in, generator=g).bfloat16())
     top = 64 if kind == Kind.Q6_K else 16 if kind in FOUR_BITS else 256
+    if kind == Kind.ROTATED:
+        q = torch.randint(0, top, (n_out, -(-n_in // BLOCK) * BLOCK), generator=g, dtype=torch.uint8)
+        return pack_rotated(q, torch.rand(n_out, generator=g) / 100, n_in)
     q = torch.randint(0, top, (n_out, n_in), generator=g, dtype=torch.uint8)
     if kind == Kind.INT8:
         return pack_int8(q, torch.rand(n_out, generator=g) / 100)
@@ -54,7 +63,7 @@ def random_weight(kind: Kind, n_out: int, n_in: int, group: int = 32, seed: int 
 
 def inputs_for(kind: Kind, n_in: int) -> int:
     """``n_in``, rounded up to what the kind can hold."""
-    unit = 256 if kind in SUPER else 1 if kind in (Kind.BF16, Kind.INT8) else 32
+    unit = 256 if kind in SUPER else 1 if kind in WHOLE else 32
     return -(-n_in // unit) * unit
 
 
@@ -65,7 +74,7 @@ def randn(n: int, dim: int, dtype: torch.dtype = torch.float32, seed: int = 1) -
 def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor, values: Tensor | None = None) -> None:
     """Within the roundings of float32 sums, and one to the dtype of ``out``; ``values`` of the weight where known."""
     rounded = quantise_inputs(weight.kind, x).double()
-    values = unpack(weight).double() if values is None else values
+    values = factors(weight).double() if values is None else values
     exact = rounded @ values.T
     # The kernels take the zero, or add the minimum, of many values at once: a sum may be the small difference of two.
     size = rounded.abs() @ values.abs().T + rounded.abs().sum(1, keepdim=True) * values.abs().amax() * 16
@@ -83,7 +92,7 @@ def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.
     for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288), (150, 2100)]:
         weight = random_weight(kind, n_out, inputs_for(kind, n_in))
         bias = randn(1, n_out)[0]
-        apply, values = ops.packed_linear(weight, bias.clone()), unpack(weight).double()
+        apply, values = ops.packed_linear(weight, bias.clone()), factors(weight).double()
         for n in ROWS:
             x = randn(n, weight.n_in, dtype)
             out = apply(x)
@@ -98,7 +107,7 @@ def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.
     group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_any_shape_equals_float64(ops: Ops, kind: Kind, n_out: int, n_in: int, n: int, group: int, seed: int) -> None:
-    group = 32 if kind in SUPER or kind in (Kind.BF16, Kind.INT8) else group
+    group = 32 if kind in SUPER or kind in WHOLE else group
     weight = random_weight(kind, n_out, inputs_for(kind, n_in), group, seed)
     x = randn(n, weight.n_in, seed=seed)
     check(weight, None, x, ops.packed_linear(weight, None)(x))

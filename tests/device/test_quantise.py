@@ -39,7 +39,7 @@ def weight(n_out: int, n_in: int, dtype: torch.dtype = torch.bfloat16) -> Tensor
     return torch.randn(n_out, n_in, generator=torch.Generator().manual_seed(n_in)).to(dtype)
 
 
-KINDS = [Kind.INT8, Kind.Q8, Kind.Q4_MIN]
+KINDS = [Kind.INT8, Kind.ROTATED, Kind.Q8, Kind.Q4_MIN]
 
 
 @pytest.mark.parametrize("shape", [(40, 64), (5000, 32), (3, 70), (1, 1)])
@@ -106,7 +106,7 @@ def test_any_weight_is_rounded_as_torch_does(
     torch.testing.assert_close(found.scale, expected.scale, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", [Kind.INT8, Kind.Q8, Kind.Q4_MIN])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_stays_so(ops: Ops, kind: Kind, bad: float) -> None:
     given = weight(20, 64)

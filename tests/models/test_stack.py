@@ -17,7 +17,8 @@ from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.library import Library, load
-from bough.device.ops.packed import PackedWeight, pack_bf16, pack_int8
+from bough.device.ops.packed import Kind, PackedWeight, pack_bf16
+from bough.device.ops.quantise import quantise
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Parameter, Scheme
 from bough.device.quant.packed import PackedScheme, pack_dense
@@ -73,9 +74,7 @@ def alternate(parameter: Parameter) -> PackedWeight:
     weight = parameter.dense()
     if len(weight) in (32, 192):
         return pack_bf16(weight)
-    scale = weight.float().abs().amax(1) / 127
-    q = (weight.float() / scale[:, None]).round() + 128
-    return pack_int8(q.to(torch.uint8), scale)
+    return quantise(Kind.ROTATED, weight)
 
 
 def bf16(ops: Ops) -> Scheme:

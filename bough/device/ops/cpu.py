@@ -249,6 +249,8 @@ class CpuOps(RoundsBehind):
         return apply
 
     def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
+        if kind not in (Kind.ROTATED, Kind.Q4_MIN):
+            return self._reference.quantise(kind, weight)
         dtype, (n_out, n_in) = _dtype(weight), weight.shape
         packed = empty(kind, n_out, n_in)
         assert packed.scale is not None

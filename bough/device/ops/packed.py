@@ -12,6 +12,8 @@ from enum import IntEnum
 
 import torch
 
+from bough.device.ops.hadamard import BLOCK, transform
+
 Tensor = torch.Tensor
 
 PANEL = 16
@@ -29,9 +31,10 @@ class Kind(IntEnum):
     Q4_ZERO = 5
     Q4_K = 6
     Q6_K = 7
+    ROTATED = 8
 
 
-ZERO = {Kind.INT8: 128, Kind.Q8: 128, Kind.Q4: 8, Kind.Q6_K: 32}
+ZERO = {Kind.INT8: 128, Kind.Q8: 128, Kind.Q4: 8, Kind.Q6_K: 32, Kind.ROTATED: 128}
 """The integer that stands for 0 in kinds without a minimum."""
 
 FOUR_BITS = (Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
@@ -54,7 +57,8 @@ class PackedWeight:
     Attributes:
         kind: what the words hold.
         weight: int32 [P, W, 16].
-        scale: float32 [P, 16] (INT8), or float16 [P, groups, 16], of PAIRED kinds [P, groups, 2, 16]; None for BF16.
+        scale: float32 [P, 16] (INT8, ROTATED), or float16 [P, groups, 16], of PAIRED kinds [P, groups, 2, 16]; None for
+            BF16.
         sub: uint8 [P, G, 2, 16] (Q4_K, Q6_K: the bytes of int8), else None.
         group: inputs that share a scale of Q8, Q4, Q4_MIN and Q4_ZERO; 32 otherwise.
     """
@@ -107,6 +111,13 @@ def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:
     return PackedWeight(Kind.INT8, n_out, n_in, panels(words), panels(scale))
 
 
+def pack_rotated(q: Tensor, scale: Tensor, n_in: int) -> PackedWeight:
+    """uint8 [N, K filled up to whole blocks] and float32 [N]: ``(q - 128) * scale`` is the Hadamard transform of the
+    weight, over :data:`bough.device.ops.hadamard.BLOCK`."""
+    words = q.contiguous().view(torch.int32)
+    return PackedWeight(Kind.ROTATED, len(q), n_in, panels(words), panels(scale))
+
+
 def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None, group: int = GROUP) -> PackedWeight:
     """Integers with scales.
 
@@ -136,16 +147,25 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
 
 
 def empty(kind: Kind, n_out: int, n_in: int) -> PackedWeight:
-    """Room for a weight of INT8, Q8 or Q4_MIN with groups of 32 inputs."""
-    n_panels, n_groups = -(-n_out // PANEL), -(-n_in // GROUP)
-    words = n_groups * GROUP // (8 if kind in FOUR_BITS else 4)
-    groups, pair = () if kind == Kind.INT8 else (n_groups,), (2,) if kind in PAIRED else ()
-    scale = torch.zeros(n_panels, *groups, *pair, PANEL, dtype=torch.float32 if kind == Kind.INT8 else torch.float16)
+    """Room for a weight of ROTATED, or of Q4_MIN with groups of 32 inputs."""
+    n_panels = -(-n_out // PANEL)
+    if kind == Kind.ROTATED:
+        words, scale = -(-n_in // BLOCK) * BLOCK // 4, torch.zeros(n_panels, PANEL)
+    else:
+        n_groups = -(-n_in // GROUP)
+        words, scale = n_groups * GROUP // 8, torch.zeros(n_panels, n_groups, 2, PANEL, dtype=torch.float16)
     return PackedWeight(kind, n_out, n_in, torch.empty(n_panels, words, PANEL, dtype=torch.int32), scale)
 
 
 def unpack(packed: PackedWeight) -> Tensor:
     """The values [N, K]: bfloat16 for BF16, float32 otherwise. The slow twin of the kernels' reading."""
+    values = factors(packed)
+    return transform(values)[:, : packed.n_in] if packed.kind == Kind.ROTATED else values
+
+
+def factors(packed: PackedWeight) -> Tensor:
+    """What is multiplied with what :func:`quantise_inputs` gives: the values or, for ROTATED, their transform over
+    :data:`bough.device.ops.hadamard.BLOCK`."""
     n_out, n_in, kind = packed.n_out, packed.n_in, packed.kind
     words = from_panels(packed.weight, n_out).contiguous()
     if kind == Kind.BF16:
@@ -154,9 +174,11 @@ def unpack(packed: PackedWeight) -> Tensor:
     if kind in FOUR_BITS:
         data = data.view(n_out, -1, 16)
         data = torch.cat((data & 15, data >> 4), dim=2).view(n_out, -1)
-    q = data[:, :n_in].float()
     assert packed.scale is not None
     scale = from_panels(packed.scale, n_out).float()
+    if kind == Kind.ROTATED:
+        return (data.float() - ZERO[kind]) * scale[:, None]
+    q = data[:, :n_in].float()
     if kind == Kind.INT8:
         return (q - ZERO[kind]) * scale[:, None]
 
@@ -180,14 +202,22 @@ def unpack(packed: PackedWeight) -> Tensor:
 
 def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
     """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
-    inputs, or 64 for INT8. A group with a value that is not finite becomes NaN."""
+    inputs, or 64 for INT8. Of ROTATED it is the Hadamard transform that is rounded and returned, with one scale. Inputs
+    that share a scale with a value that is not finite become NaN."""
     if kind == Kind.BF16:
         return x.bfloat16().float()
-    n_in, size = x.shape[1], 2 * GROUP if kind == Kind.INT8 else GROUP
+    n_in = x.shape[1]
+    if kind == Kind.ROTATED:
+        return _eight_bits(transform(x.float()))
+    size = 2 * GROUP if kind == Kind.INT8 else GROUP
     wide = pad_inputs(x.float(), size).view(len(x), -(-n_in // size), size)
-    top = wide.abs().amax(-1, keepdim=True)
+    return _eight_bits(wide).flatten(1)[:, :n_in]
+
+
+def _eight_bits(x: Tensor) -> Tensor:
+    """float32 with a scale for the last dimension, rounded."""
+    top = x.abs().amax(-1, keepdim=True)
     inverse = torch.tensor(127.0) / top
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)
-    q = (wide * inverse).round().nan_to_num(0.0)
-    scale = torch.where(top.isfinite(), top, torch.nan) / 127.0
-    return (q * scale).flatten(1)[:, :n_in]
+    q = (x * inverse).round().nan_to_num(0.0)
+    return q * (torch.where(top.isfinite(), top, torch.nan) / 127.0)

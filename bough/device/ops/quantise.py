@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from bough.device.ops.packed import GROUP, Kind, PackedWeight, pack_groups, pack_int8, pad_inputs
+from bough.device.ops.hadamard import BLOCK, transform
+from bough.device.ops.packed import GROUP, Kind, PackedWeight, pack_groups, pack_int8, pack_rotated, pad_inputs
 
 Tensor = torch.Tensor
 
@@ -19,12 +22,15 @@ def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
     """A weight [N, K] rounded to ``kind``, which is one of
 
     * INT8: one symmetric scale per output, the largest magnitude at 127.
+    * ROTATED: the same of the Hadamard transform of the weight.
     * Q8: the same for each 32 inputs, as in GGUF's Q8_0.
     * Q4_MIN: a scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range;
       NaN for inputs that no scale of float16 reaches.
     """
     if kind == Kind.INT8:
-        return _int8(weight)
+        return pack_int8(*_whole_rows(weight, torch.Tensor.float))
+    if kind == Kind.ROTATED:
+        return pack_rotated(*_whole_rows(weight, _rotated), weight.shape[1])
     n_groups = -(-weight.shape[1] // GROUP)
     q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8, device=weight.device)
     pair = (2,) if kind == Kind.Q4_MIN else ()
@@ -37,15 +43,19 @@ def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
     return pack_groups(kind, q[:, : weight.shape[1]], scales)
 
 
-def _int8(weight: Tensor) -> PackedWeight:
-    q = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    scales = torch.empty(len(weight), device=weight.device)
+def _rotated(weight: Tensor) -> Tensor:
+    return transform(weight.float() * (1 / BLOCK))
+
+
+def _whole_rows(weight: Tensor, made: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """What is ``made`` of the weight, rounded: uint8 [N, inputs] and float32 scales [N]."""
+    values, scales = [], []
     for first in range(0, len(weight), ROWS):
-        wide = weight[first : first + ROWS].float()
+        wide = made(weight[first : first + ROWS])
         scale = wide.abs().amax(1) / 127
-        scales[first : first + ROWS] = scale
-        q[first : first + ROWS] = _rounded(wide, scale[:, None])
-    return pack_int8(q, scales)
+        scales.append(scale)
+        values.append(_rounded(wide, scale[:, None]))
+    return torch.cat(values), torch.cat(scales)
 
 
 def _eight_bits(wide: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import PackedLinear
 from bough.device.ops.lora import DenseLora, LoraOp
-from bough.device.ops.packed import Kind, PackedWeight, quantise_inputs, unpack
+from bough.device.ops.packed import Kind, PackedWeight, factors, quantise_inputs, unpack
 from bough.device.ops.quantise import quantise
 from bough.device.ops.rounded import RoundsBehind
 from bough.device.ops.sampling import Draws, TokenLogprobs
@@ -154,7 +154,7 @@ class ReferencePacked:
     def __init__(self, weight: PackedWeight, bias: Tensor | None) -> None:
         self.packed: PackedLinear | None = None
         self._kind = weight.kind
-        self._values, self._bias = unpack(weight).float(), None if bias is None else bias.float()
+        self._values, self._bias = factors(weight).float(), None if bias is None else bias.float()
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         result = blocked_linear(self._values, self._bias, quantise_inputs(self._kind, x)).to(x.dtype)

@@ -30,13 +30,16 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
     * "none": the model's dtype. bfloat16 is packed for the kernels of this package: those of oneDNN are up to 15 %
       faster for some shapes with 128 rows and more, but their bits depend on the number of rows. float32 is not packed;
       its bits do not depend on it, either.
-    * "int8", "int4": rounded while loading; embedding and head to 8 bits in groups of 32.
+    * "int8", "int4": rounded while loading; embedding and head to 8 bits. On the CPU 8 bits are those of the weight's
+      Hadamard transform, with a scale for each output; on a GPU of the weight itself, those of embedding and head in
+      groups of 32.
     * "fp8": rounded while loading, with a scale for each output; embedding and head stay. ConfigError where the device
       cannot multiply them.
     """
     if quantize in ("int8", "int4"):
-        layers = Kind.INT8 if quantize == "int8" else Kind.Q4_MIN
-        return PackedScheme(_rounding(ops, layers), _rounding(ops, Kind.Q8), dtype, ops)
+        eight, head = (Kind.INT8, Kind.Q8) if ops.name == "triton" else (Kind.ROTATED, Kind.ROTATED)
+        layers = eight if quantize == "int8" else Kind.Q4_MIN
+        return PackedScheme(_rounding(ops, layers), _rounding(ops, head), dtype, ops)
     if quantize == "fp8":
         if "fp8" not in features or not isinstance(ops, Fp8Ops):
             raise ConfigError("fp8 weights need a GPU of compute capability 8.9 or newer", param="quantize")

@@ -120,14 +120,15 @@ enum LinearKind {
     LINEAR_Q4_ZERO = 5,   // (q - zero) * scale, both fp16 for each group
     LINEAR_Q4_K = 6,      // q * (d * scale) - dmin * minimum; fp16 d, dmin for 256 inputs, 8-bit scale, minimum for 32
     LINEAR_Q6_K = 7,      // (q - 32) * (d * scale); q in 8 bits, fp16 d for 256 inputs, signed 8-bit scale for 16
-    LINEAR_KINDS = 8,
+    LINEAR_ROTATED = 8,   // (q - 128) * scale, as INT8, of the Hadamard transform of the weight
 };
 
 // One packed weight. Outputs come in panels of 16, inputs in words of 4 bytes (2 bf16, 4 8-bit or 8 4-bit values);
-// the last panel, the last word and the last 32 inputs are padded with anything:
+// the last panel, the last word and the last 32 inputs, are padded with anything, but those of
+// ROTATED, which has whole blocks of 64 inputs:
 //   weight  uint32 [n_panels][words][16]. Word w of 4 bits, of the four of each 32 inputs, holds in the low half of
 //           its byte b input 4 w + b, in the high half input 16 + 4 w + b.
-//   scale   INT8: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
+//   scale   INT8, ROTATED: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
 //           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][n_in / 256][2][16] d and dmin. Q6_K: fp16
 //           [n_panels][n_in / 256][16] d.
 //   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
@@ -281,7 +282,7 @@ struct LoraCall {
     int threads;
 };
 
-// One weight [n_out, n_in] to be rounded to INT8, Q8 or Q4_MIN with groups of 32 inputs; words and scale: as the weight
+// One weight [n_out, n_in] to be rounded to ROTATED, or to Q4_MIN with groups of 32 inputs; words and scale: as the weight
 // and the scale of PackedLinear.
 struct QuantiseCall {
     const void* weight;
@@ -354,7 +355,7 @@ void parallel_team(int threads, TeamBody body, void* context);
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
-       SCRATCH_ENDS = 6, SCRATCH_COUNT = 7 };
+       SCRATCH_ENDS = 6, SCRATCH_ROW = 7, SCRATCH_COUNT = 8 };
 void* scratch(int which, int64_t bytes);
 
 // The same of the thread that `owner` was asked for on, which lives as long as it is used. Threads take turns with it.

@@ -87,7 +87,7 @@ template <typename T>
 void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                  T* out, int64_t out_stride, bool compact) {
 #if defined(BOUGH_AMX)
-    amx_pairs(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
+    amx_blocks<Pairs>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
         finish_panels<decltype(width)::value>(l, sums, rows, at, out + row * out_stride, out_stride);
     });
 #else
@@ -96,6 +96,20 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
 #endif
     slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
 #endif
+}
+
+template <typename T>
+void rotated_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                   T* out, int64_t out_stride) {
+#if defined(BOUGH_AMX)
+    if (n >= AMX_ROTATED_ROWS)
+        return amx_blocks<Bytes>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
+            constexpr int P = decltype(width)::value;
+            scale_rotated<P>(l, {x.row(row), x.stride}, rows, at, true, sums);
+            finish_panels<P>(l, sums, rows, at, out + row * out_stride, out_stride);
+        });
+#endif
+    slice_of<RotatedTile>(l, x, n, panel, end, then, out, out_stride);
 }
 
 #if defined(BOUGH_AMX)
@@ -151,32 +165,35 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
         case LINEAR_Q4_ZERO: return groups_slice<Q4ZeroFormat>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4_K: return groups_slice<Q4KFormat>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q6_K: return groups_slice<Q6KFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_ROTATED: return rotated_slice(l, x, n, panel, end, then, out, out_stride);
     }
 }
 
 // How often linear_slice asks for what is wanted while it multiplies n rows with `panels` panels, or less than that.
 INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
-    const bool dense = l.kind == LINEAR_BF16;
+    const bool dense = l.kind == LINEAR_BF16, rotated = l.kind == LINEAR_ROTATED;
 #if defined(BOUGH_AMX)
-    if (dense) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
-    if (in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
+    if (in_blocks(l, n)) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
+    if (!rotated && in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
 #endif
-    const bool single = n <= single_rows(has_four_bits(l));
-    const bool wide = dense && are_wide(n);
-    const int64_t at_a_time = wide      ? WIDE_PANELS
-                              : dense   ? DENSE_PANELS
-                              : !single ? GROUP_PANELS
-                                        : are_few_long(n, l.n_in) ? LONG_PANELS : 1;
+    const bool single = !dense && n <= single_rows(has_four_bits(l));
+    const bool wide = (dense || rotated) && are_wide(n);
+    const int64_t at_a_time = single ? are_few_long(n, l.n_in) ? LONG_PANELS : 1
+                              : wide ? WIDE_PANELS
+                                     : dense || rotated ? DENSE_PANELS : GROUP_PANELS;
     const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS), words = input_words(l);
     const int64_t looks = words / words_at_a_time(ceil_div(n, blocks));
     return blocks * ceil_div(panels, at_a_time) *
-           (reads_compact(l, n) ? units_of(l) : !dense ? n_groups_of(l) : looks ? looks : 1);
+           (reads_compact(l, n) ? units_of(l)
+            : rotated           ? words / RotatedTile::WORDS
+            : !dense            ? n_groups_of(l)
+                                : looks ? looks : 1);
 }
 
 // Whether tiles multiply blocks of n rows with some weights, which stay in a cache meanwhile, before others come.
 INLINE bool has_blocks([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] int64_t n) {
 #if defined(BOUGH_AMX)
-    return l.kind == LINEAR_BF16 && n > AMX_ROWS;
+    return in_blocks(l, n) && n > AMX_ROWS;
 #else
     return false;
 #endif
@@ -279,7 +296,8 @@ struct RowReader {
         const auto first = [&] { return half(scale[scaled * 2 * PANEL + lane]); };
         const auto second = [&] { return half(scale[(scaled * 2 + 1) * PANEL + lane]); };
         switch (l.kind) {
-            case LINEAR_INT8: return {128, ((const float*)l.scale)[panel * PANEL + lane], 0};
+            case LINEAR_INT8:
+            case LINEAR_ROTATED: return {128, ((const float*)l.scale)[panel * PANEL + lane], 0};
             case LINEAR_Q8: return {128, one(), 0};
             case LINEAR_Q4: return {8, one(), 0};
             case LINEAR_Q4_MIN: return {0, first(), second()};
@@ -330,11 +348,27 @@ struct RowReader {
     }
 
     template <typename T>
+    void read_rotated(T* out) const {
+        const int64_t words = input_words(l);
+        const uint32_t* from = l.weight + panel * words * PANEL + lane;
+        const Values v = values(0, 0);
+        for (int64_t i = 0; i < l.n_in; i += HADAMARD, from += HADAMARD / 4 * PANEL) {
+            float x[HADAMARD];
+            for (int j = 0; j < HADAMARD; ++j) x[j] = v.at((int)(from[j / 4 * PANEL] >> 8 * (j % 4) & 0xff));
+            HadamardBlock block;
+            hadamard(x, HADAMARD, 1.0f, block);
+            for (int j = 0; j < HADAMARD_VECS; ++j) storef(x + j * WIDTH, block[j]);
+            for (int64_t j = i; j < i + HADAMARD && j < l.n_in; ++j) store_one(out + j, x[j - i]);
+        }
+    }
+
+    template <typename T>
     void read(T* out) const {
         const int64_t words = panel_words(l);
         for (int64_t i = 0; i < words; i += PANEL) __builtin_prefetch(l.weight + panel * words + i);
         switch (l.kind) {
             case LINEAR_BF16: return read_pairs(out);
+            case LINEAR_ROTATED: return read_rotated(out);
             case LINEAR_Q4_MIN:
             case LINEAR_Q4_K: return read_groups<true, true>(out);
             case LINEAR_Q4:

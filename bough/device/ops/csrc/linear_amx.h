@@ -8,11 +8,11 @@
 
 namespace {
 
-constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block of bf16, whose sums fill four tiles
+constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block whose sums fill four tiles until all inputs are added up
 constexpr int64_t AMX_WORDS = 320;          // words of a pass of bytes, at most: two panels of so many stay in a first-level cache
 constexpr int64_t AMX_MOST_ROWS = 256;      // rows of bytes that are multiplied with some panels before others come
 
-// Weights of bf16 that all rows are multiplied with before others come: they stay in a second-level cache meanwhile.
+// Weights that all rows of such blocks are multiplied with before others come: they stay in a second-level cache meanwhile.
 constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4;
 
 // Panels of so many words each that those are, in whole pairs.
@@ -61,10 +61,18 @@ struct PaddedTile {
     }
 };
 
+// What words hold: pairs of bf16, or bytes, signed of rows and unsigned of weights, whose sums are integers.
+struct Pairs {
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_pairs<SUMS, A, B>(); }
+};
+struct Bytes {
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_bytes<SUMS, A, B>(); }
+};
+
 // sums[rows][P * PANEL] := a block of rows times P panels. Of one tile of rows there are four tiles of sums, of two two for
 // each. The rows stay in a first-level cache while panels pass through it.
-template <bool TWO, int P>
-struct AmxPairs {
+template <typename Words, bool TWO, int P>
+struct AmxBlock {
     static_assert(P <= (TWO ? 2 : 4), "tiles");
 
     PreparedRows x;
@@ -81,8 +89,8 @@ struct AmxPairs {
                 tile_stream<6 + I % 2>(w + I * stride, 64);
             else
                 tile_load<6 + I % 2>(w + I * stride, 64);
-            tile_pairs<I, 4, 6 + I % 2>();
-            if constexpr (TWO) tile_pairs<2 + I, 5, 6 + I % 2>();
+            Words::template multiply<I, 4, 6 + I % 2>();
+            if constexpr (TWO) Words::template multiply<2 + I, 5, 6 + I % 2>();
             multiply<I + 1>(w, stride);
         }
     }
@@ -141,7 +149,7 @@ struct AmxPairs {
 };
 
 // The tiles of a block of rows.
-INLINE TileShapes pairs_shapes(int rows) {
+INLINE TileShapes block_shapes(int rows) {
     const int one = rows < TILE_ROWS ? rows : TILE_ROWS, two = rows > TILE_ROWS ? rows - one : one;
     TileShapes shapes;
     for (int i = 0; i < 4; ++i) shapes.set(i, rows <= TILE_ROWS || i < 2 ? one : two, TILE_WORDS);
@@ -149,9 +157,10 @@ INLINE TileShapes pairs_shapes(int rows) {
     return shapes.set(6, TILE_ROWS, TILE_WORDS).set(7, TILE_ROWS, TILE_WORDS);
 }
 
-// Panels [panel, end) for n rows. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of a block of rows.
-template <typename Finish>
-void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+// Panels [panel, end) for n rows of Words. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of a block
+// of rows, where they lie.
+template <typename Words, typename Finish>
+void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                const Finish& finish) {
     const int64_t words = input_words(l), size = words * PANEL, turns = ceil_div(n, AMX_ROWS);
     alignas(64) float sums[AMX_ROWS * 2 * PANEL];
@@ -165,7 +174,7 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
         if (turns > 1) later.begin(l, chunk_end, end, most, size, then, turns * steps);
         for (int64_t row = 0; row < n; row += AMX_ROWS) {
             const int rows = (int)(n - row < AMX_ROWS ? n - row : AMX_ROWS);
-            if (rows != shaped) tiles.shape(pairs_shapes(shaped = rows));
+            if (rows != shaped) tiles.shape(block_shapes(shaped = rows));
             const PreparedRows block = {x.row(row), x.stride};
             later.begin_rows(x, row + rows, n, AMX_ROWS, steps);
             int64_t at = chunk;
@@ -173,7 +182,7 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
                 constexpr int P = decltype(width)::value;
                 for (; at + P <= chunk_end; at += P) {
                     const NextPanels next = {at + P < end ? l.weight + (at + P) * size : then.weight, size, then.others, 0};
-                    AmxPairs<decltype(two)::value == 2, P>{block, rows, l.weight + at * size, words, next,
+                    AmxBlock<Words, decltype(two)::value == 2, P>{block, rows, l.weight + at * size, words, next,
                                                            turns > 1 ? &later : nullptr}.run(sums);
                     finish(width, row, rows, at, sums);
                 }
@@ -190,9 +199,17 @@ void amx_pairs(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t 
     }
 }
 
-// Rows of a block of bytes. Their sums leave the tiles as integers, to be scaled and added up in registers, which hold those
+// Rows of a block of bytes whose groups have scales. Their sums leave the tiles as integers, to be scaled and added up in registers, which hold those
 // of so many rows and two panels. From so many rows on there are whole blocks; the last one begins earlier if need be.
 constexpr int AMX_GROUP_ROWS = 12;
+
+// From so many rows on bytes without such scales are multiplied in tiles.
+constexpr int AMX_ROTATED_ROWS = 7;
+
+// Whether n rows are multiplied in blocks whose sums stay in the tiles.
+INLINE bool in_blocks(const PackedLinear& l, int64_t n) {
+    return l.kind == LINEAR_BF16 || (l.kind == LINEAR_ROTATED && n >= AMX_ROTATED_ROWS);
+}
 
 // Whether n rows are multiplied in tiles with a kind. Where 16 inputs share a scale, tiles would be a quarter full.
 template <typename Format> constexpr bool HAS_TILES = !Format::SPLIT;
@@ -321,7 +338,7 @@ void spread_bits(const PackedLinear& l, int64_t panel, int64_t from, int64_t to,
     }
 }
 
-// As amx_pairs, for n >= AMX_GROUP_ROWS rows.
+// As amx_blocks, for n >= AMX_GROUP_ROWS rows.
 template <typename Format, int P, typename Finish>
 void amx_groups(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then,
                 const Finish& finish) {

@@ -2,14 +2,15 @@
 //
 // A prepared row is
 //   uint32 [words]        pairs of bf16, or four signed bytes
-//   GroupMeta [scales]    for all kinds but BF16
+//   GroupMeta [scales]    for all kinds but BF16; of ROTATED one
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
-// cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Whatever is not finite
-// makes the scale NaN, and with it every output of the row.
+// cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Of ROTATED they do for
+// the whole row, as they are of its Hadamard transform, which has no such inputs. Whatever is not finite makes the scale
+// NaN, and with it every output of the row.
 #pragma once
 
-#include "vec.h"
+#include "hadamard.h"
 
 namespace {
 
@@ -31,7 +32,8 @@ constexpr int META = sizeof(GroupMeta) / 4;
 INLINE int zero_of(int kind) {
     switch (kind) {
         case LINEAR_INT8:
-        case LINEAR_Q8: return 128;
+        case LINEAR_Q8:
+        case LINEAR_ROTATED: return 128;
         case LINEAR_Q4: return 8;
         case LINEAR_Q6_K: return 32;
         default: return 0;
@@ -42,7 +44,20 @@ INLINE int64_t n_groups_of(const PackedLinear& l) { return (l.n_in + GROUP - 1) 
 
 // Words of values in a prepared row.
 INLINE int64_t input_words(const PackedLinear& l) {
-    return l.kind == LINEAR_BF16 ? (l.n_in + 1) / 2 : n_groups_of(l) * (GROUP / 4);
+    switch (l.kind) {
+        case LINEAR_BF16: return (l.n_in + 1) / 2;
+        case LINEAR_ROTATED: return ceil_to(l.n_in, HADAMARD) / 4;
+        default: return n_groups_of(l) * (GROUP / 4);
+    }
+}
+
+// Scales of a prepared row.
+INLINE int64_t input_scales(const PackedLinear& l) {
+    switch (l.kind) {
+        case LINEAR_BF16: return 0;
+        case LINEAR_ROTATED: return 1;
+        default: return ceil_div(n_groups_of(l), groups_together(l.kind));
+    }
 }
 
 // Rows of inputs as the kernels read them.
@@ -56,8 +71,7 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t meta = l.kind == LINEAR_BF16 ? 0 : (n_groups_of(l) + groups_together(l.kind) - 1) / groups_together(l.kind) * META;
-    int64_t stride = ceil_to(input_words(l) + meta, 16);
+    int64_t stride = ceil_to(input_words(l) + input_scales(l) * META, 16);
     return stride % 1024 ? stride : stride + 16;
 }
 
@@ -83,6 +97,14 @@ INLINE int32_t max_lane(vi x) {
 #endif
 }
 
+// What bits of a magnitude stand for; NaN if that is not finite.
+INLINE float finite_or_nan(int32_t bits) {
+    if (bits >= 0x7f800000) return __builtin_nanf("");
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // max |x|, or NaN if any of them is not finite. The bits of magnitudes have their order, and those of infinities and
 // NaNs come after all others.
 template <typename T>
@@ -101,10 +123,7 @@ INLINE float largest(const T* x, int64_t n) {
         bits &= 0x7fffffff;
         top = bits > top ? bits : top;
     }
-    if (top >= 0x7f800000) return __builtin_nanf("");
-    float value;
-    memcpy(&value, &top, sizeof value);
-    return value;
+    return finite_or_nan(top);
 }
 
 // x[n] -> bytes, padded with zeros up to `padded`; returns their sum.
@@ -241,6 +260,27 @@ INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, ui
     }
 }
 
+// The Hadamard transform of a row, with one scale.
+template <typename T>
+void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
+    const int64_t n = 4 * words;
+    float* row = (float*)scratch(SCRATCH_ROW, n * 4);
+    if (!row) __builtin_trap();
+    vi most = vi{};
+    for (int64_t i = 0; i < n; i += HADAMARD) {
+        HadamardBlock block;
+        hadamard(x + i, n_in - i, 1.0f, block);
+        for (int v = 0; v < HADAMARD_VECS; ++v) {
+            const vi bits = (vi)block[v] & 0x7fffffff;
+            most = bits > most ? bits : most;
+            storef(row + i + v * WIDTH, block[v]);
+        }
+    }
+    float inverse, scale = scale_of(finite_or_nan(max_lane(most)), inverse);
+    const int32_t all = to_bytes(row, n, n, inverse, (int8_t*)to);
+    *(GroupMeta*)(to + words) = {scale, scale * (float)all, -zero * all, 0};
+}
+
 // Whether rows of x can be read as they are.
 INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride) {
     return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
@@ -254,6 +294,8 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
     for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
         if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
+        else if (l.kind == LINEAR_ROTATED)
+            prepare_rotated(x, l.n_in, words, zero_of(l.kind), to);
         else if (groups_together(l.kind) == 2)
             prepare_groups<2>(x, l.n_in, words, zero_of(l.kind), to);
         else

@@ -185,6 +185,12 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
         w[j] = loadu(from + j / PANEL_VECS * panel_stride + j % PANEL_VECS * WIDTH);
 }
 
+// Few rows of bytes: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
+// look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short panels
+// are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
+constexpr int AHEAD_LINES = 4;
+constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
+
 // Words of a block of rows that pass between two looks at what is to be asked for. To look for each would be a third of the
 // instructions; of fewer rows requests have to be spread evenly, as memory is what they wait for.
 constexpr int words_at_a_time(int64_t rows) { return rows > 4 ? 4 : 1; }
@@ -331,6 +337,62 @@ struct Q6KFormat {
     }
 };
 
+// Sums of products of bytes, sums [rows][P * PANEL], become what they stand for, in their places. `start`: whether the weights'
+// zero is still among them.
+template <int P>
+INLINE void scale_rotated(const PackedLinear& l, const PreparedRows& x, int rows, int64_t panel, bool start, float* sums) {
+    const float* scales = (const float*)l.scale + panel * PANEL;
+    const int64_t words = input_words(l);
+    for (int r = 0; r < rows; ++r) {
+        const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
+        for (int i = 0; i < P * PANEL; i += WIDTH, sums += WIDTH) {
+            vi sum;
+            memcpy(&sum, sums, sizeof sum);
+            if (start) sum += m.start;
+            storef(sums, to_float(sum) * splat(m.scale) * loadf(scales + i));
+        }
+    }
+}
+
+// Bytes of which all inputs share a scale.
+struct RotatedTile : WholePanels {
+    static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int64_t SINGLE = single_rows(false), WIDE = WIDE_ROWS;
+    static constexpr int WORDS = AHEAD_LINES;   // that pass between two looks at what is to be asked for
+
+    template <int R, int P>
+    static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
+        const int64_t words = input_words(l);
+        const uint32_t* w = l.weight + panel * words * PANEL;
+        const bool asks_ahead = SINGLE > 0 && l.n_in >= LONG_INPUTS;
+        constexpr int CHAINS = R * P * PANEL_VECS < 4 ? 2 : 1;
+        RowCursor a(x.at, x.stride);
+        Sums<vi, R, P> sums[CHAINS];
+        for (auto& chain : sums) clear(chain);
+        for (int64_t i = 0; i < words; i += WORDS, a.advance(4 * WORDS)) {
+            if (R > FEW_ROWS)
+                next.touch<P>(i * PANEL, WORDS);
+            else if (asks_ahead)
+                next.ahead<P>(w, i * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
+            next.ask();
+#pragma GCC unroll 4
+            for (int j = 0; j < WORDS; ++j) {
+                vu column[P * PANEL_VECS];
+                load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
+                for (int v = 0; LOSES_ZERO<255> && v < P * PANEL_VECS; ++v) column[v] ^= FLIP;
+                add_word<DotsOf<255>::type>(sums[j % CHAINS], column, a, j);
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int j = 0; j < P * PANEL_VECS; ++j) {
+                vi sum = sums[0].at[r][j];
+                if (CHAINS > 1) sum += sums[CHAINS - 1].at[r][j];
+                storef(out + r * P * PANEL + j * WIDTH, (vf)sum);
+            }
+        scale_rotated<P>(l, x, R, panel, !LOSES_ZERO<255>, out);
+    }
+};
+
 template <typename Format>
 struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS;
@@ -340,12 +402,6 @@ struct GroupTile : WholePanels {
     static_assert(HELD_LINES == 0 || (Format::SPLIT ? LINES / 2 : LINES) % HELD_LINES == 0, "whole groups are held");
     static constexpr bool STARTS = !Format::MINIMUM && !LOSES_ZERO<Format::MOST>;
     typedef typename DotsOf<Format::MOST>::type Dots;
-
-    // Few rows: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
-    // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short
-    // panels are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
-    static constexpr int AHEAD_LINES = 4;
-    static constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
 
     // sums := products of words [first, first + n) of the group, which begins at w and a.
     template <int R, int P>

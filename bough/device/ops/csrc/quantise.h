@@ -41,15 +41,9 @@ INLINE void load_group(const T* row, int64_t at, int64_t n_in, vf (&x)[GROUP_VEC
     for (int i = 0; i < GROUP_VECS; ++i) x[i] = load(from + i * WIDTH);
 }
 
-INLINE float largest_of(const vf (&x)[GROUP_VECS]) {
-    float values[GROUP];
-    for (int i = 0; i < GROUP_VECS; ++i) storef(values + i * WIDTH, x[i]);
-    return largest(values, GROUP);
-}
-
 // 128 + x / scale, as bytes.
-INLINE void to_eight(const vf (&x)[GROUP_VECS], float scale, uint8_t* to) {
-    for (int i = 0; i < GROUP_VECS; ++i) {
+INLINE void to_eight(const HadamardBlock& x, float scale, uint8_t* to) {
+    for (int i = 0; i < HADAMARD_VECS; ++i) {
         vb bytes = lowest_bytes(integers(nearest(x[i] / splat(scale), -127, 127)) + 128);
         memcpy(to + i * WIDTH, &bytes, sizeof bytes);
     }
@@ -110,39 +104,47 @@ template <typename T>
 struct Quantise {
     const QuantiseCall& call;
 
-    int64_t groups() const { return (call.n_in + GROUP - 1) / GROUP; }
-    int64_t words() const { return groups() * (call.kind == LINEAR_Q4_MIN ? GROUP / 8 : GROUP / 4); }
+    int64_t groups() const { return ceil_div(call.n_in, GROUP); }
+    int64_t words() const {
+        return call.kind == LINEAR_ROTATED ? ceil_to(call.n_in, HADAMARD) / 4 : groups() * (GROUP / 8);
+    }
 
     // One output's words, and its scales as output `lane` of the panel.
     void row(int64_t panel, int lane, uint32_t* words) const {
         const T* from = (const T*)call.weight + (panel * PANEL + lane) * call.n_in;
-        vf x[GROUP_VECS];
-        float whole = 0;
-        if (call.kind == LINEAR_INT8) {
-            whole = largest(from, call.n_in) / 127.0f;
-            ((float*)call.scale)[panel * PANEL + lane] = whole;
-        }
-        for (int64_t g = 0; g < groups(); ++g) {
-            uint8_t q[GROUP];
-            const int64_t left = call.n_in - g * GROUP, at = panel * groups() + g;
-            load_group(from, g * GROUP, call.n_in, x);
-            if (call.kind == LINEAR_INT8) {
-                to_eight(x, whole, q);
-            } else if (call.kind == LINEAR_Q8) {
-                const uint16_t half = narrow_half(largest_of(x) / 127.0f);
-                uint16_t* to = (uint16_t*)call.scale + at * PANEL + lane;
-                *to = half;
-                to_eight(x, RowReader::half(half), q);
-            } else {
-                uint16_t* to = (uint16_t*)call.scale + at * 2 * PANEL + lane;
-                to_four(x, q, to, to + PANEL);
+        if (call.kind == LINEAR_ROTATED)
+            rotated_row(from, (uint8_t*)words, (float*)call.scale + panel * PANEL + lane);
+        else
+            four_bit_row(from, (uint8_t*)words, (uint16_t*)call.scale + panel * groups() * 2 * PANEL + lane);
+    }
+
+    void rotated_row(const T* from, uint8_t* to, float* scale) const {
+        HadamardBlock x;
+        vi most = vi{};
+        for (int64_t i = 0; i < call.n_in; i += HADAMARD) {
+            hadamard(from + i, call.n_in - i, HADAMARD_INVERSE, x);
+            for (const vf& some : x) {
+                const vi bits = (vi)some & 0x7fffffff;
+                most = bits > most ? bits : most;
             }
+        }
+        *scale = finite_or_nan(max_lane(most)) / 127.0f;
+        for (int64_t i = 0; i < call.n_in; i += HADAMARD) {
+            hadamard(from + i, call.n_in - i, HADAMARD_INVERSE, x);
+            to_eight(x, *scale, to + i);
+        }
+    }
+
+    // Scales and minima, PANEL apart, of all groups.
+    void four_bit_row(const T* from, uint8_t* to, uint16_t* scales) const {
+        for (int64_t g = 0; g < groups(); ++g, to += GROUP / 2, scales += 2 * PANEL) {
+            uint8_t q[GROUP];
+            vf x[GROUP_VECS];
+            const int64_t left = call.n_in - g * GROUP;
+            load_group(from, g * GROUP, call.n_in, x);
+            to_four(x, q, scales, scales + PANEL);
             if (left < GROUP) memset(q + left, 0, GROUP - left);
-            uint8_t* to = (uint8_t*)words + g * (call.kind == LINEAR_Q4_MIN ? GROUP / 2 : GROUP);
-            if (call.kind == LINEAR_Q4_MIN)
-                for (int i = 0; i < GROUP / 2; ++i) to[i] = (uint8_t)(q[i] | q[GROUP / 2 + i] << 4);
-            else
-                memcpy(to, q, GROUP);
+            for (int i = 0; i < GROUP / 2; ++i) to[i] = (uint8_t)(q[i] | q[GROUP / 2 + i] << 4);
         }
     }
 
