@@ -1,0 +1,95 @@
+// What a thread asks for ahead of reading it, beside its arithmetic: weights, rows, adapters.
+#pragma once
+
+#include "vec.h"
+
+namespace {
+
+constexpr int PANEL = 16;    // outputs of a panel of a weight
+
+// Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
+// place is left for is not foreseen.
+struct Wanted {
+    static constexpr int MOST = 48;
+    static constexpr int64_t MOST_LINES = 8192;    // half of a second-level cache
+
+    struct Stretch {
+        const char *at, *end;
+    } stretch[MOST];
+    int next, count;
+    int64_t lines, pace;    // lines asked for at a time
+
+    void clear() {
+        next = count = 0;
+        lines = pace = 0;
+    }
+
+    void add(const uint32_t* words, int64_t n) {
+        const char *at = (const char*)words, *end = (const char*)(words + n);
+        if (lines > MOST_LINES) return;
+        if (count && stretch[count - 1].end == at)
+            stretch[count - 1].end = end;
+        else if (count < MOST)
+            stretch[count++] = {at, end};
+        lines += ceil_to(n, PANEL) / PANEL;
+    }
+
+    // Sets the pace such that all has been asked for after `turns`.
+    void spread(int64_t turns) { pace = (lines + turns - 1) / turns; }
+
+    INLINE void ask() {
+        for (int64_t i = 0; i < pace && next < count; ++i) {
+            Stretch& now = stretch[next];
+            __builtin_prefetch(now.at, 0, 2);
+            now.at += 64;
+            next += now.at >= now.end;
+        }
+    }
+};
+constexpr int WANTED = 2;    // lists that a thread asks for at the same time
+
+// What a thread reads after some panels, or null: a place within a weight, of which so many words are wanted as long as many
+// rows are multiplied with these, and WANTED lists of anything else.
+struct Then {
+    const uint32_t* weight;
+    Wanted* others;
+    int64_t words;
+};
+
+// What the next pass reads: words from `at` on, `stride` from panel to panel, as in this one; null if nothing does.
+struct NextPanels {
+    const uint32_t* at;
+    int64_t stride;
+    Wanted* others;
+    unsigned mask;
+
+    // Sets the mask of one of several turns, of which each panel has one.
+    INLINE void take(int64_t turn, int64_t turns, int panels) {
+        mask = 0;
+        for (int p = 0; at && p < panels; ++p) mask |= (unsigned)(p * turns / panels == turn) << p;
+    }
+
+    INLINE void ask() const {
+        if (__builtin_expect(others != nullptr, 0))
+            for (int i = 0; i < WANTED; ++i) others[i].ask();
+    }
+
+    // Of few rows: the lines that are read `words` after word `from` of the present panels, which begin at `w`.
+    template <int P>
+    INLINE void ahead(const uint32_t* w, int64_t from, int64_t words) const {
+        from += words;
+        const uint32_t* begin = from < stride ? w + from : at + (from - stride);
+        for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
+    }
+
+    // Of more rows, which take turns with the same panels: the lines that correspond to `lines` from word `from` of the
+    // present ones. Each turn asks for the panels of its mask, so that memory is never idle.
+    template <int P>
+    INLINE void touch(int64_t from, int lines) const {
+        for (int p = 0; p < P; ++p)
+            if (mask >> p & 1)
+                for (int i = 0; i < lines; ++i) __builtin_prefetch(at + p * stride + from + i * PANEL, 0, 2);
+    }
+};
+
+}  // namespace
