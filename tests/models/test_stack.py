@@ -194,6 +194,7 @@ MODELS = [
     config_of((9, 3, 64), 576, 1536, False),
     config_of((4, 2, 16), 64, 96, True),
     config_of((4, 1, 32), 72, 100, True),
+    config_of((1, 1, 16), 16, 32, False),  # layers of one panel
 ]
 STEPS: list[Step] = [
     ([1], [1], 0), ([300], [1], 5), ([7, 130, 1, 64], [1, 1, 1, 1], 5), ([20, 9], [3, 1], 2),
@@ -202,7 +203,7 @@ STEPS: list[Step] = [
 
 
 @pytest.mark.parametrize("scheme", [bf16, parts])
-@pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32"])
+@pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32", "1/1x16"])
 def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: Callable[[Ops], Scheme]) -> None:
     library = load().library
     assert library is not None

@@ -275,8 +275,8 @@ struct Stack {
         if (!next.linear) return;
         const int64_t all = panels(*next.linear), words = read_words(*next.linear->part[0], tokens());
         const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
-        const int64_t most = FORESEEN / words, some = gated_chunk(*next.linear), left = end - first;
-        const int64_t count = next.panels < all && some < most ? some : most;
+        const int64_t most = FORESEEN / words, left = end - first;
+        const int64_t some = next.panels < all ? gated_chunk(*next.linear) : most, count = some < most ? some : most;
         for (int64_t at = first; at < all; at += next.panels)
             mine.foreseen.add(panel_at(*next.linear, at), (count < left ? count : left) * words);
         mine.foreseen.pace = 1;
