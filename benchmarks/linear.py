@@ -160,7 +160,8 @@ def table(results: list[dict[str, Any]]) -> str:
     """How many times faster than the better one of both bf16 products each form is: at worst, and in the median of the
     shapes that it can hold."""
     gains = all_gains(results)
-    return lines({name: {m: gains[m, kind] for m, of in gains if of == kind} for kind, name in ROUNDED.items()})
+    known = {kind: name for kind, name in ROUNDED.items() if any(of == kind for _, of in gains)}
+    return lines({name: {m: gains[m, kind] for m, of in gains if of == kind} for kind, name in known.items()})
 
 
 def isa_table(files: list[dict[str, Any]]) -> str:

@@ -8,9 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bough.device.ops.cpu import CpuOps
-from bough.device.ops.hadamard import BLOCK
+from bough.device.ops.hadamard import BLOCK, transform
 from bough.device.ops.packed import (
     FOUR_BITS,
+    MOST_ROTATED,
     PAIRED,
     SUPER,
     Kind,
@@ -147,13 +148,13 @@ def test_bits_of_many_rows_are_those_of_few(ops: Ops, kind: Kind) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    n_out=st.integers(1, 150), n_in=st.integers(1, 300), n=st.integers(1, 27), threads=st.integers(1, 3),
-    seed=st.integers(0, 99),
+    kind=st.sampled_from([Kind.BF16, Kind.ROTATED]), n_out=st.integers(1, 150), n_in=st.integers(1, 300),
+    n=st.integers(1, 27), threads=st.integers(1, 3), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rows_take_turns_by_the_processor_and_it_does_not_show(
-    n_out: int, n_in: int, n: int, threads: int, seed: int
+    kind: Kind, n_out: int, n_in: int, n: int, threads: int, seed: int
 ) -> None:
-    weight, x, bias = random_weight(Kind.BF16, n_out, n_in, seed=seed), randn(n, n_in, seed=seed), randn(1, n_out)[0]
+    weight, x, bias = random_weight(kind, n_out, n_in, seed=seed), randn(n, n_in, seed=seed), randn(1, n_out)[0]
     torch.set_num_threads(threads)
     outs = []
     for isa in ("avx512bf16", "avx512bf16x2"):
@@ -180,9 +181,37 @@ def test_the_largest_sums_do_not_overflow(ops: Ops, kind: Kind) -> None:
     weight = random_weight(kind, 16, 8192)
     x = torch.ones(2, 8192)
     x[1] = -1
-    most = torch.full_like(weight.weight, 0x3F3F3F3F if kind == Kind.Q6_K else -1)
-    everywhere = PackedWeight(kind, 16, 8192, most, weight.scale, weight.sub, weight.group)
-    check(everywhere, None, x, ops.packed_linear(everywhere, None)(x))
+    if kind == Kind.ROTATED:
+        x.view(2, -1, BLOCK)[:, :, 1:] = 0  # the transform is 1 or -1 everywhere
+    for word in (0, 0x3F3F3F3F if kind == Kind.Q6_K else -1):
+        most = torch.full_like(weight.weight, word)
+        everywhere = PackedWeight(kind, 16, 8192, most, weight.scale, weight.sub, weight.group)
+        for n in (2, 40):
+            check(everywhere, None, x.repeat(n // 2, 1), ops.packed_linear(everywhere, None)(x.repeat(n // 2, 1)))
+
+
+@pytest.mark.parametrize("n_in", [1, 30, 64, 200])
+def test_the_transform_is_hadamards(n_in: int) -> None:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < BLOCK:
+        matrix = torch.kron(torch.tensor([[1, 1], [1, -1]], dtype=torch.float64), matrix)
+    x = randn(3, n_in)
+    filled = torch.nn.functional.pad(x.double(), (0, -n_in % BLOCK)).view(3, -1, BLOCK)
+    assert torch.allclose(transform(x).double(), (filled @ matrix).flatten(1), atol=1e-4)
+
+
+def test_one_large_input_leaves_the_others_their_steps() -> None:
+    x = randn(20, 256)
+    x[:, 17] *= 100
+    scale, others = x.abs().amax(1, keepdim=True) / 127, torch.arange(256) != 17
+    plain = (x / scale).round() * scale - x
+    found = transform(quantise_inputs(Kind.ROTATED, x)) / BLOCK - x
+    assert found[:, others].norm() < 0.3 * plain[:, others].norm()
+
+
+def test_inputs_whose_sums_could_overflow_are_refused(ops: Ops) -> None:
+    with pytest.raises(ValueError, match="inputs"):
+        ops.quantise(Kind.ROTATED, torch.zeros(1, MOST_ROTATED + 1))
 
 
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)

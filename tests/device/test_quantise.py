@@ -163,5 +163,9 @@ def test_which_form_is_chosen() -> None:
     assert kept.linear(stored, None).parts[0].kind == Kind.Q8
     assert kept.linear(plain, None).parts[0].kind == Kind.BF16
     assert isinstance(kept.table([stored[0]], tied=True), PackedTable)
+    for quantize, kind in (("int8", Kind.ROTATED), ("int4", Kind.Q4_MIN)):
+        rounded = resolve_scheme(quantize, ops, torch.bfloat16)
+        assert rounded.linear(stored, None).parts[0].kind == kind
+        assert rounded.head(plain, 48).parts[0].kind == Kind.ROTATED
     assert isinstance(resolve_scheme("auto", ops, torch.float32), DenseScheme), "float32 is exact"
     assert isinstance(resolve_scheme("auto", ReferenceOps("test"), torch.bfloat16), DenseScheme)

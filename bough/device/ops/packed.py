@@ -50,6 +50,10 @@ DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code of a 4-bit float: a sign, two bits of exponent, one of mantissa."""
 
 
+MOST_ROTATED = 1 << 17
+"""Inputs of ROTATED: sums of more products of 8 bits may not fit into 32."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """One packed weight [n_out, n_in].
@@ -114,24 +118,34 @@ def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:
 def pack_rotated(q: Tensor, scale: Tensor, n_in: int) -> PackedWeight:
     """uint8 [N, K filled up to whole blocks] and float32 [N]: ``(q - 128) * scale`` is the Hadamard transform of the
     weight, over :data:`bough.device.ops.hadamard.BLOCK`."""
+    check_rotated(n_in)
     words = q.contiguous().view(torch.int32)
     return PackedWeight(Kind.ROTATED, len(q), n_in, panels(words), panels(scale))
+
+
+def check_rotated(n_in: int) -> None:
+    """Raises ValueError where there are too many inputs."""
+    if n_in > MOST_ROTATED:
+        raise ValueError(f"a layer of {n_in} inputs is too wide for 8 bits with one scale: {MOST_ROTATED} at most")
 
 
 def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None, group: int = GROUP) -> PackedWeight:
     """Integers with scales.
 
     Args:
-        kind: any but BF16 and INT8.
+        kind: any but BF16, INT8 and ROTATED.
         q: uint8 [N, K], of Q6_K below 64, or for kinds of four bits also [N, G, 16] with two values per byte: byte i of
             32 inputs holds input i in its low half, input 16 + i in its high half.
         scale: float16 [N, groups], of PAIRED kinds [N, groups, 2].
         sub: uint8 [N, G, 2], for Q4_K and Q6_K.
         group: inputs of a group of ``scale``, where the kind leaves it open.
 
-    Raises ValueError for scales that do not fit, and for groups that are no power of two from 32 on.
+    Raises ValueError for kinds without groups, for scales that do not fit, and for groups that are no power of two from
+    32 on.
     """
     n_out, n_in = len(q), q[0].numel() * (2 if q.ndim == 3 else 1)
+    if kind in (Kind.BF16, Kind.INT8, Kind.ROTATED):
+        raise ValueError(f"{kind.name} has no groups")
     if group % GROUP or (group & (group - 1)):
         raise ValueError(f"groups of {group} inputs are no power of two from {GROUP} on")
     inputs = 256 if kind in SUPER else group
@@ -150,6 +164,7 @@ def empty(kind: Kind, n_out: int, n_in: int) -> PackedWeight:
     """Room for a weight of ROTATED, or of Q4_MIN with groups of 32 inputs."""
     n_panels = -(-n_out // PANEL)
     if kind == Kind.ROTATED:
+        check_rotated(n_in)
         words, scale = -(-n_in // BLOCK) * BLOCK // 4, torch.zeros(n_panels, PANEL)
     else:
         n_groups = -(-n_in // GROUP)

@@ -16,6 +16,7 @@ from bough.device.ops.packed import (
     pack_int8,
     unpack,
 )
+from bough.device.ops.quantise import quantise
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.ops.triton.linear import fp8_linear
@@ -49,7 +50,11 @@ def make_weight(kind: Kind, n_out: int, n_in: int, group: int = 32) -> PackedWei
     return pack_groups(kind, q, scale, integers(64, n_out, -(-n_in // 32), 2))
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+KINDS = [kind for kind in Kind if kind != Kind.ROTATED]
+"""What there are kernels for."""
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 @pytest.mark.parametrize("rows", [3, 40])
 def test_packed_linear(ops: Ops, kind: Kind, rows: int) -> None:
     n_in, n_out = 288 if kind not in (Kind.Q4_K, Kind.Q6_K) else 512, 50
@@ -76,7 +81,12 @@ def test_wider_groups_and_odd_shapes(ops: Ops, kind: Kind) -> None:
     assert torch.allclose(out.double(), exact, rtol=1e-3, atol=2e-2)
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+def test_a_transformed_weight_is_refused(ops: Ops) -> None:
+    with pytest.raises(ValueError, match="CPU"):
+        ops.packed_linear(quantise(Kind.ROTATED, torch.randn(20, 64)), None)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.name)
 def test_packed_rows(ops: Ops, kind: Kind) -> None:
     weight, ids = make_weight(kind, 50, 512), torch.tensor([49, 0, 17, 17], dtype=torch.int32)
     scale, sub = (None if t is None else t.to(DEVICE) for t in (weight.scale, weight.sub))

@@ -124,8 +124,7 @@ enum LinearKind {
 };
 
 // One packed weight. Outputs come in panels of 16, inputs in words of 4 bytes (2 bf16, 4 8-bit or 8 4-bit values);
-// the last panel, the last word and the last 32 inputs, are padded with anything, but those of
-// ROTATED, which has whole blocks of 64 inputs:
+// the last panel, the last word and the last 32 inputs are padded with anything. ROTATED has whole blocks of 64 inputs:
 //   weight  uint32 [n_panels][words][16]. Word w of 4 bits, of the four of each 32 inputs, holds in the low half of
 //           its byte b input 4 w + b, in the high half input 16 + 4 w + b.
 //   scale   INT8, ROTATED: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16

@@ -174,7 +174,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool dense = l.kind == LINEAR_BF16, rotated = l.kind == LINEAR_ROTATED;
 #if defined(BOUGH_AMX)
     if (in_blocks(l, n)) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
-    if (!rotated && in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
+    if (in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
 #endif
     const bool single = !dense && n <= single_rows(has_four_bits(l));
     const bool wide = (dense || rotated) && are_wide(n);

@@ -199,8 +199,9 @@ void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
     }
 }
 
-// Rows of a block of bytes whose groups have scales. Their sums leave the tiles as integers, to be scaled and added up in registers, which hold those
-// of so many rows and two panels. From so many rows on there are whole blocks; the last one begins earlier if need be.
+// Rows of a block of bytes whose groups have scales. Their sums leave the tiles as integers, to be scaled and added up in
+// registers, which hold those of so many rows and two panels. From so many rows on there are whole blocks; the last one
+// begins earlier if need be.
 constexpr int AMX_GROUP_ROWS = 12;
 
 // From so many rows on bytes without such scales are multiplied in tiles.
