@@ -407,12 +407,14 @@ class Scheduler:
 
     def _open_gates(self) -> None:
         self._adapters.advance()
-        failed = self._constraints.settle()
-        ready, more = self._gates.poll()
-        failed += more
+        self._end_failed(self._constraints.settle())  # before its gate is looked at once more
+        ready, failed = self._gates.poll()
         for req in ready:
             req.status = Status.WAITING
             self._queue.push(req)
+        self._end_failed(failed)
+
+    def _end_failed(self, failed: list[tuple[Req, Exception]]) -> None:
         for req, error in failed:
             message, status, param = reason_of(error)
             self._end(req, Finish("error", message=message, status=status, param=param))
