@@ -64,4 +64,13 @@ INLINE void hadamard(const T* from, int64_t n, float factor, HadamardBlock& x) {
     hadamard(x);
 }
 
+// The larger magnitudes by lane, whose bits have their order: of those and of a block.
+INLINE vi larger_magnitudes(vi most, const HadamardBlock& x) {
+    for (const vf& some : x) {
+        const vi bits = (vi)some & 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    return most;
+}
+
 }  // namespace

@@ -270,11 +270,8 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t
     for (int64_t i = 0; i < n; i += HADAMARD) {
         HadamardBlock block;
         hadamard(x + i, n_in - i, 1.0f, block);
-        for (int v = 0; v < HADAMARD_VECS; ++v) {
-            const vi bits = (vi)block[v] & 0x7fffffff;
-            most = bits > most ? bits : most;
-            storef(row + i + v * WIDTH, block[v]);
-        }
+        most = larger_magnitudes(most, block);
+        for (int v = 0; v < HADAMARD_VECS; ++v) storef(row + i + v * WIDTH, block[v]);
     }
     float inverse, scale = scale_of(finite_or_nan(max_lane(most)), inverse);
     const int32_t all = to_bytes(row, n, n, inverse, (int8_t*)to);

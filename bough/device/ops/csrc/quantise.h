@@ -123,10 +123,7 @@ struct Quantise {
         vi most = vi{};
         for (int64_t i = 0; i < call.n_in; i += HADAMARD) {
             hadamard(from + i, call.n_in - i, HADAMARD_INVERSE, x);
-            for (const vf& some : x) {
-                const vi bits = (vi)some & 0x7fffffff;
-                most = bits > most ? bits : most;
-            }
+            most = larger_magnitudes(most, x);
         }
         *scale = finite_or_nan(max_lane(most)) / 127.0f;
         for (int64_t i = 0; i < call.n_in; i += HADAMARD) {
