@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -198,4 +199,6 @@ def _profile(arguments: argparse.Namespace, home: Home) -> int:
 
 
 if __name__ == "__main__":
+    # What ends the harness ends the servers that it has started, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())
