@@ -248,9 +248,7 @@ def test_the_budget_ends_reasoning_that_the_model_begins(
 
 
 @pytest.mark.parametrize("backend", ["llguidance", pytest.param("xgrammar", marks=NEEDS_XGRAMMAR)])
-def test_a_constraint_that_fails_is_a_400_and_never_free_text(
-    model: Path, backend: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_constraint_that_fails_is_a_400_and_never_free_text(model: Path, backend: str) -> None:
     core = engine(model, depth=1, grammar_backend=backend)
     bad = [
         Constraint(kind="regex", text="(?=a)b"), Constraint(kind="regex", text="("),
@@ -271,7 +269,6 @@ def test_a_constraint_that_fails_is_a_400_and_never_free_text(
                 assert not told[str(i)].tokens and constraint.kind in finish.message
             finish = told["good"].finish
             assert finish is not None and finish.kind in ("stop", "length")
-        assert not [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     finally:
         core.close()
 
