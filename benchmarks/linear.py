@@ -100,7 +100,7 @@ def contestant(kind: str, ops: Ops, k: int, n: int) -> tuple[Callable[[], Multip
         scales = torch.ones(k // 32, n, 2).bfloat16()
         mm = torch.ops.aten._weight_int4pack_mm_for_cpu
         return lambda: partial(_int4, mm, q4.clone(), scales), q4.nbytes + scales.nbytes
-    packed, arena = example(kind, weight), Arena()
+    packed, arena = ops.suited(example(kind, weight)), Arena()
     return lambda: ops.packed_linear(join([packed], arena)[0], None), packed.nbytes
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.hadamard import BLOCK, transform
 from bough.device.ops.packed import (
     FOUR_BITS,
-    MOST_ROTATED,
+    MOST_WHOLE,
     PAIRED,
     SUPER,
     Kind,
@@ -25,7 +25,9 @@ from bough.device.ops.packed import (
     unpack,
 )  # fmt: skip
 from bough.device.ops.pages import Arena
+from bough.device.ops.quantise import quantise
 from bough.device.ops.registry import Ops
+from bough.device.ops.suited import for_tiles, pack_whole
 from bough.device.quant.packed import PackedMethod, PackedTable, join
 from tests.variants import kernels_of
 
@@ -39,11 +41,25 @@ WHOLE = (Kind.BF16, Kind.INT8, Kind.ROTATED)
 ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 31]
 
 
+def has_kernel(ops: Ops, kind: Kind) -> bool:
+    return kind != Kind.Q4_WHOLE or not isinstance(ops, CpuOps) or ops.library.isa() == "amx"
+
+
+@pytest.fixture
+def kind(ops: Ops, request: pytest.FixtureRequest) -> Kind:
+    found: Kind = request.param
+    if not has_kernel(ops, found):
+        pytest.skip(f"these kernels do not multiply {found.name}")
+    return found
+
+
 def random_weight(kind: Kind, n_out: int, n_in: int, group: int = 32, seed: int = 0) -> PackedWeight:
     """Any integers with any scales."""
     g = torch.Generator().manual_seed(seed)
     if kind == Kind.BF16:
         return pack_bf16(torch.randn(n_out, n_in, generator=g).bfloat16())
+    if kind == Kind.Q4_WHOLE:
+        return pack_whole(random_weight(Kind.Q4_MIN, n_out, n_in, group, seed))
     top = 64 if kind == Kind.Q6_K else 16 if kind in FOUR_BITS else 256
     if kind == Kind.ROTATED:
         q = torch.randint(0, top, (n_out, -(-n_in // BLOCK) * BLOCK), generator=g, dtype=torch.uint8)
@@ -87,7 +103,7 @@ def check(weight: PackedWeight, bias: Tensor | None, x: Tensor, out: Tensor, val
     assert ((out.double() - exact).abs() <= bound).all()
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.dtype) -> None:
     for n_out, n_in in [(64, 64), (70, 37), (1, 1), (17, 96), (200, 288), (150, 2100)]:
@@ -108,6 +124,7 @@ def test_every_number_of_rows_equals_float64(ops: Ops, kind: Kind, dtype: torch.
     group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_any_shape_equals_float64(ops: Ops, kind: Kind, n_out: int, n_in: int, n: int, group: int, seed: int) -> None:
+    assume(has_kernel(ops, kind))
     group = 32 if kind in SUPER or kind in WHOLE else group
     weight = random_weight(kind, n_out, inputs_for(kind, n_in), group, seed)
     x = randn(n, weight.n_in, seed=seed)
@@ -118,7 +135,7 @@ def test_any_shape_equals_float64(ops: Ops, kind: Kind, n_out: int, n_in: int, n
         assert torch.equal(rows, unpack(weight)[ids].to(dtype)), "a value is rounded once"
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize(("n_out", "n_in"), [(1000, 512), (280, 2304)])
 def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out: int, n_in: int) -> None:
@@ -137,7 +154,7 @@ def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 def test_bits_of_many_rows_are_those_of_few(ops: Ops, kind: Kind) -> None:
     n_in = 1280 if kind in (Kind.Q4_K, Kind.Q6_K) else 1312  # several passes, the last of which may be half a scale's
     apply, x = ops.packed_linear(random_weight(kind, 70, n_in), None), randn(300, n_in)
@@ -163,7 +180,7 @@ def test_rows_take_turns_by_the_processor_and_it_does_not_show(
     assert torch.equal(*outs) and outs[0].isfinite().all()
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 def test_only_the_own_columns_are_written(ops: Ops, kind: Kind) -> None:
     weight = random_weight(kind, 37, 256)
     for n in (1, 7, 13, 25, 40):
@@ -175,7 +192,7 @@ def test_only_the_own_columns_are_written(ops: Ops, kind: Kind) -> None:
         assert around.isnan().all()
 
 
-@pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.BF16], ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", [k for k in Kind if k != Kind.BF16], ids=lambda k: k.name, indirect=True)
 def test_the_largest_sums_do_not_overflow(ops: Ops, kind: Kind) -> None:
     """Rows of extremes: sums that saturate in 16 bits, or leave 32, would show."""
     weight = random_weight(kind, 16, 8192)
@@ -211,10 +228,10 @@ def test_one_large_input_leaves_the_others_their_steps() -> None:
 
 def test_inputs_whose_sums_could_overflow_are_refused(ops: Ops) -> None:
     with pytest.raises(ValueError, match="inputs"):
-        ops.quantise(Kind.ROTATED, torch.zeros(1, MOST_ROTATED + 1))
+        ops.quantise(Kind.ROTATED, torch.zeros(1, MOST_WHOLE + 1))
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 def test_what_is_not_finite_stays_in_its_row(ops: Ops, kind: Kind) -> None:
     weight = random_weight(kind, 50, 256)
     apply, x = ops.packed_linear(weight, None), randn(9, 256)
@@ -228,7 +245,7 @@ def test_what_is_not_finite_stays_in_its_row(ops: Ops, kind: Kind) -> None:
         assert torch.equal(out[others], clean[others])
 
 
-@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 def test_zeros_and_tiny_inputs(ops: Ops, kind: Kind) -> None:
     weight, bias = random_weight(kind, 20, 256), randn(1, 20)[0]
     x = torch.zeros(3, 256)
@@ -263,6 +280,60 @@ def test_an_embedding_and_its_head_share_one_weight(ops: Ops) -> None:
     assert torch.equal(head.apply(x), ops.packed_linear(weight, None)(x)[:, :90])
     if ops.name == "cpu":
         assert head.parts[0].weight == weight.weight.data_ptr()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=st.sampled_from([Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K]), n_out=st.integers(1, 40),
+    n_in=st.integers(1, 700), group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_four_bits_of_whole_rows_are_the_nearest_of_eight(
+    kind: Kind, n_out: int, n_in: int, group: int, seed: int
+) -> None:
+    weight = random_weight(kind, n_out, inputs_for(kind, n_in), 32 if kind in SUPER else group, seed)
+    whole = for_tiles(weight, quantise)
+    assert (whole.kind, whole.n_out, whole.n_in) == (Kind.Q4_WHOLE, n_out, weight.n_in)
+    values, found = unpack(weight), unpack(whole)
+    assert whole.scale is not None
+    scale = whole.scale.flatten()[:n_out, None]
+    # Half a step, and what the steps of 16 bits and their starts, both in 256ths of one, may be off.
+    assert ((found - values).abs() <= scale * (0.5 + 8 / 256) + 1e-6).all()
+    assert (found.abs() <= 127 * scale * (1 + 1e-6)).all()
+
+
+def test_a_scale_that_is_not_finite_makes_its_outputs_so() -> None:
+    weight = random_weight(Kind.Q4_MIN, 20, 128)
+    assert weight.scale is not None
+    weight.scale[0, 2, 1, 5] = torch.nan
+    found = unpack(for_tiles(weight, quantise))
+    assert found[5].isnan().all()
+    assert found[torch.arange(20) != 5].isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8, Kind.INT8, Kind.Q6_K], ids=lambda k: k.name)
+def test_eight_bits_for_tiles_are_those_of_the_transform(kind: Kind) -> None:
+    weight = random_weight(kind, 5000, 256)  # more than are rounded at a time
+    found = for_tiles(weight, quantise)
+    assert (found.kind, found.n_out, found.n_in) == (Kind.ROTATED, 5000, 256)
+    assert torch.equal(unpack(found), unpack(quantise(Kind.ROTATED, unpack(weight))))
+    assert (unpack(found) - unpack(weight)).norm() < 0.01 * unpack(weight).norm()
+
+
+def test_what_suits_tiles_or_is_too_wide_for_them_stays() -> None:
+    for kind in (Kind.BF16, Kind.ROTATED, Kind.Q4_WHOLE):
+        weight = random_weight(kind, 16, 64)
+        assert for_tiles(weight, quantise) is weight
+    wide = random_weight(Kind.Q4, 1, MOST_WHOLE + 32)
+    assert for_tiles(wide, quantise) is wide
+
+
+def test_kernels_without_tiles_refuse_what_is_for_them(ops: Ops) -> None:
+    weight = random_weight(Kind.Q4_WHOLE, 16, 64)
+    if has_kernel(ops, weight.kind):
+        assert ops.packed_linear(weight, None)(randn(2, 64)).isfinite().all()
+    else:
+        with pytest.raises(ValueError, match="AMX"):
+            ops.packed_linear(weight, None)
 
 
 def test_wrong_arguments_are_refused(ops: Ops) -> None:

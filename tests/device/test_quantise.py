@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bough.device.ops.cpu import CpuOps
 from bough.device.ops.packed import Kind, unpack
 from bough.device.ops.quantise import quantise
 from bough.device.ops.reference import ReferenceOps
@@ -160,10 +161,11 @@ def test_which_form_is_chosen() -> None:
     a = weight(48, 64)
     stored, plain = [Given(a, q8_blocks(a))], [Given(a)]
     kept = resolve_scheme("auto", ops, torch.bfloat16)
-    assert kept.linear(stored, None).parts[0].kind == Kind.Q8
+    tiles = isinstance(ops, CpuOps) and ops.library.isa() == "amx"
+    assert kept.linear(stored, None).parts[0].kind == (Kind.ROTATED if tiles else Kind.Q8)
     assert kept.linear(plain, None).parts[0].kind == Kind.BF16
     assert isinstance(kept.table([stored[0]], tied=True), PackedTable)
-    for quantize, kind in (("int8", Kind.ROTATED), ("int4", Kind.Q4_MIN)):
+    for quantize, kind in (("int8", Kind.ROTATED), ("int4", Kind.Q4_WHOLE if tiles else Kind.Q4_MIN)):
         rounded = resolve_scheme(quantize, ops, torch.bfloat16)
         assert rounded.linear(stored, None).parts[0].kind == kind
         assert rounded.head(plain, 48).parts[0].kind == Kind.ROTATED

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from bough.base.params import SamplingParams
+from bough.device.ops.reference import ReferenceOps
+from bough.device.ops.registry import resolve_ops
 
 Make = Callable[..., Any]
 
@@ -29,8 +31,12 @@ def near(a: list[dict[int, float]], b: list[dict[int, float]], tolerance: float)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
-def test_kernels_equal_the_reference(quantize: str, tiny_llama: Make, make_driver: Make) -> None:
+def test_kernels_equal_the_reference(
+    quantize: str, tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = tiny_llama()
+    kernels = resolve_ops("auto")
+    monkeypatch.setattr(ReferenceOps, "suited", lambda self, weight: kernels.suited(weight))
     slow = make_driver(folder, quantize=quantize)
     fast = make_driver(folder, quantize=quantize, kernels="auto")
     near(logprobs(slow), logprobs(fast), 1e-3)

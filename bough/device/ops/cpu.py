@@ -30,6 +30,7 @@ from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.rounded import RoundsBehind
 from bough.device.ops.sampling import Draws, TokenLogprobs
 from bough.device.ops.stack import LayerStack, StackedLayer, StackShape, stackable
+from bough.device.ops.suited import for_tiles
 
 Tensor = torch.Tensor
 
@@ -261,7 +262,12 @@ class CpuOps(RoundsBehind):
         self.library.function("quantise")(dtype, ctypes.byref(call))
         return packed
 
+    def suited(self, weight: PackedWeight) -> PackedWeight:
+        return for_tiles(weight, self.quantise) if self.library.isa() == "amx" else weight
+
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
+        if weight.kind == Kind.Q4_WHOLE and self.library.isa() != "amx":
+            raise ValueError("Q4_WHOLE weights are for processors with AMX")
         return PackedCall(self._packed_linear, weight, bias, self.compact(weight))
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:

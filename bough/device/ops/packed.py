@@ -32,12 +32,13 @@ class Kind(IntEnum):
     Q4_K = 6
     Q6_K = 7
     ROTATED = 8
+    Q4_WHOLE = 9
 
 
-ZERO = {Kind.INT8: 128, Kind.Q8: 128, Kind.Q4: 8, Kind.Q6_K: 32, Kind.ROTATED: 128}
+ZERO = {Kind.INT8: 128, Kind.Q8: 128, Kind.Q4: 8, Kind.Q6_K: 32, Kind.ROTATED: 128, Kind.Q4_WHOLE: 128}
 """The integer that stands for 0 in kinds without a minimum."""
 
-FOUR_BITS = (Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
+FOUR_BITS = (Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K, Kind.Q4_WHOLE)
 
 PAIRED = (Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
 """Kinds whose scale comes with a second number."""
@@ -50,8 +51,11 @@ DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code of a 4-bit float: a sign, two bits of exponent, one of mantissa."""
 
 
-MOST_ROTATED = 1 << 17
-"""Inputs of ROTATED: sums of more products of 8 bits may not fit into 32."""
+MOST_WHOLE = 1 << 17
+"""Inputs of ROTATED and Q4_WHOLE: sums of more products of 8 bits may not fit into 32."""
+
+WHOLE_INPUTS = 64
+"""Inputs that rows of Q4_WHOLE are filled up to whole ones of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,10 @@ class PackedWeight:
     Attributes:
         kind: what the words hold.
         weight: int32 [P, W, 16].
-        scale: float32 [P, 16] (INT8, ROTATED), or float16 [P, groups, 16], of PAIRED kinds [P, groups, 2, 16]; None for
-            BF16.
-        sub: uint8 [P, G, 2, 16] (Q4_K, Q6_K: the bytes of int8), else None.
-        group: inputs that share a scale of Q8, Q4, Q4_MIN and Q4_ZERO; 32 otherwise.
+        scale: float32 [P, 16] (INT8, ROTATED, Q4_WHOLE), or float16 [P, groups, 16], of PAIRED kinds
+            [P, groups, 2, 16]; None for BF16.
+        sub: uint8 [P, G, 2, 16] (Q4_K, Q6_K: the bytes of int8), int32 [P, groups, 16] (Q4_WHOLE), else None.
+        group: inputs that share a scale of Q8, Q4, Q4_MIN, Q4_ZERO and Q4_WHOLE; 32 otherwise.
     """
 
     kind: Kind
@@ -95,6 +99,12 @@ def from_panels(packed: Tensor, n_out: int) -> Tensor:
     return packed.movedim(-1, 1).flatten(0, 1)[:n_out]
 
 
+def turn_quads(lines: Tensor) -> Tensor:
+    """int32 [P, L, 16], L a multiple of 4: of four lines with a word of 16 outputs each, four with four words of each
+    fourth output, or the other way round. The order of Q4_WHOLE."""
+    return lines.view(len(lines), -1, 4, 4, 4).transpose(2, 4).reshape(lines.shape)
+
+
 def pad_inputs(rows: Tensor, unit: int) -> Tensor:
     """[N, K] with K filled up to a multiple of ``unit``."""
     missing = -rows.shape[1] % unit
@@ -118,22 +128,22 @@ def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:
 def pack_rotated(q: Tensor, scale: Tensor, n_in: int) -> PackedWeight:
     """uint8 [N, K filled up to whole blocks] and float32 [N]: ``(q - 128) * scale`` is the Hadamard transform of the
     weight, over :data:`bough.device.ops.hadamard.BLOCK`."""
-    check_rotated(n_in)
+    check_whole(n_in)
     words = q.contiguous().view(torch.int32)
     return PackedWeight(Kind.ROTATED, len(q), n_in, panels(words), panels(scale))
 
 
-def check_rotated(n_in: int) -> None:
+def check_whole(n_in: int) -> None:
     """Raises ValueError where there are too many inputs."""
-    if n_in > MOST_ROTATED:
-        raise ValueError(f"a layer of {n_in} inputs is too wide for 8 bits with one scale: {MOST_ROTATED} at most")
+    if n_in > MOST_WHOLE:
+        raise ValueError(f"a layer of {n_in} inputs is too wide for 8 bits with one scale: {MOST_WHOLE} at most")
 
 
 def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None, group: int = GROUP) -> PackedWeight:
     """Integers with scales.
 
     Args:
-        kind: any but BF16, INT8 and ROTATED.
+        kind: any but BF16, INT8, ROTATED and Q4_WHOLE.
         q: uint8 [N, K], of Q6_K below 64, or for kinds of four bits also [N, G, 16] with two values per byte: byte i of
             32 inputs holds input i in its low half, input 16 + i in its high half.
         scale: float16 [N, groups], of PAIRED kinds [N, groups, 2].
@@ -144,8 +154,8 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
     32 on.
     """
     n_out, n_in = len(q), q[0].numel() * (2 if q.ndim == 3 else 1)
-    if kind in (Kind.BF16, Kind.INT8, Kind.ROTATED):
-        raise ValueError(f"{kind.name} has no groups")
+    if kind in (Kind.BF16, Kind.INT8, Kind.ROTATED, Kind.Q4_WHOLE):
+        raise ValueError(f"{kind.name} is not packed by groups")
     if group % GROUP or (group & (group - 1)):
         raise ValueError(f"groups of {group} inputs are no power of two from {GROUP} on")
     inputs = 256 if kind in SUPER else group
@@ -164,7 +174,7 @@ def empty(kind: Kind, n_out: int, n_in: int) -> PackedWeight:
     """Room for a weight of ROTATED, or of Q4_MIN with groups of 32 inputs."""
     n_panels = -(-n_out // PANEL)
     if kind == Kind.ROTATED:
-        check_rotated(n_in)
+        check_whole(n_in)
         words, scale = -(-n_in // BLOCK) * BLOCK // 4, torch.zeros(n_panels, PANEL)
     else:
         n_groups = -(-n_in // GROUP)
@@ -182,7 +192,8 @@ def factors(packed: PackedWeight) -> Tensor:
     """What is multiplied with what :func:`quantise_inputs` gives: the values or, for ROTATED, their transform over
     :data:`bough.device.ops.hadamard.BLOCK`."""
     n_out, n_in, kind = packed.n_out, packed.n_in, packed.kind
-    words = from_panels(packed.weight, n_out).contiguous()
+    weight = turn_quads(packed.weight) if kind == Kind.Q4_WHOLE else packed.weight
+    words = from_panels(weight, n_out).contiguous()
     if kind == Kind.BF16:
         return words.view(torch.bfloat16)[:, :n_in]
     data = words.view(torch.uint8)
@@ -201,6 +212,11 @@ def factors(packed: PackedWeight) -> Tensor:
         """[N, groups] -> [N, K]."""
         return values.repeat_interleave(inputs, dim=1)[:, :n_in]
 
+    if kind == Kind.Q4_WHOLE:
+        assert packed.sub is not None
+        steps = spread(from_panels(turn_quads(packed.sub), n_out).long() & 0xFFFFFFFF, packed.group)
+        q = (q.long() * (steps & 0xFFFF) + (steps >> 16) & 0xFFFF) >> 8
+        return (q - ZERO[kind]).float() * scale[:, None]
     if packed.sub is None:
         if kind == Kind.Q4_MIN:
             return q * spread(scale[..., 0], packed.group) + spread(scale[..., 1], packed.group)
@@ -217,22 +233,24 @@ def factors(packed: PackedWeight) -> Tensor:
 
 def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
     """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
-    inputs, or 64 for INT8. Of ROTATED it is the Hadamard transform that is rounded and returned, with one scale. Inputs
-    that share a scale with a value that is not finite become NaN."""
+    inputs, or 64 for INT8. Of ROTATED it is the Hadamard transform that is rounded and returned, with one scale;
+    Q4_WHOLE has one scale, too, and 16 bits. Inputs that share a scale with a value that is not finite become NaN."""
     if kind == Kind.BF16:
         return x.bfloat16().float()
     n_in = x.shape[1]
     if kind == Kind.ROTATED:
-        return _eight_bits(transform(x.float()))
+        return _integers(transform(x.float()))
+    if kind == Kind.Q4_WHOLE:
+        return _integers(x.float(), 127 * 256 + 127)
     size = 2 * GROUP if kind == Kind.INT8 else GROUP
     wide = pad_inputs(x.float(), size).view(len(x), -(-n_in // size), size)
-    return _eight_bits(wide).flatten(1)[:, :n_in]
+    return _integers(wide).flatten(1)[:, :n_in]
 
 
-def _eight_bits(x: Tensor) -> Tensor:
-    """float32 with a scale for the last dimension, rounded."""
+def _integers(x: Tensor, most: int = 127) -> Tensor:
+    """float32 with a scale for the last dimension, rounded to integers of up to ``most``."""
     top = x.abs().amax(-1, keepdim=True)
-    inverse = torch.tensor(127.0) / top
+    inverse = torch.tensor(float(most)) / top
     inverse = torch.where(inverse.isfinite(), inverse, 0.0)
     q = (x * inverse).round().nan_to_num(0.0)
-    return q * (torch.where(top.isfinite(), top, torch.nan) / 127.0)
+    return q * (torch.where(top.isfinite(), top, torch.nan) / most)

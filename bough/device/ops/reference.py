@@ -129,6 +129,9 @@ class ReferenceOps(RoundsBehind):
     def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
         return quantise(kind, weight)
 
+    def suited(self, weight: PackedWeight) -> PackedWeight:
+        return weight
+
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return ReferencePacked(weight, bias)
 

@@ -92,6 +92,10 @@ class Ops(Protocol):
         """A weight [N, K], contiguous, rounded to INT8, ROTATED, Q8 or Q4_MIN (:mod:`bough.device.ops.quantise`)."""
         ...
 
+    def suited(self, weight: PackedWeight) -> PackedWeight:
+        """The form of a weight that this device multiplies with; it may be rounded once more."""
+        ...
+
     def round_rows(self, x: Tensor, dtype: torch.dtype) -> RoundedRows:
         """x [T, K] in int8 or float8_e4m3fn, with a scale for each row (:mod:`bough.device.ops.rounded`)."""
         ...

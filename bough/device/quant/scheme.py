@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 
 from bough.base.errors import ConfigError
-from bough.device.ops.packed import Kind
+from bough.device.ops.packed import Kind, PackedWeight
 from bough.device.ops.registry import Ops
-from bough.device.quant.base import Scheme
+from bough.device.quant.base import Parameter, Scheme
 from bough.device.quant.blocks import pack_as_stored
 from bough.device.quant.dense import DenseScheme
 from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme, KeptFp8Scheme
@@ -19,7 +19,15 @@ Quantize = Literal["auto", "none", "int8", "int4", "fp8"]
 
 
 def _rounding(ops: Ops, kind: Kind) -> Pack:
-    return lambda parameter: ops.quantise(kind, parameter.dense().contiguous())
+    return lambda parameter: ops.suited(ops.quantise(kind, parameter.dense().contiguous()))
+
+
+def _keeping(ops: Ops) -> Pack:
+    def pack(parameter: Parameter) -> PackedWeight | None:
+        found = pack_as_stored(parameter)
+        return None if found is None else ops.suited(found)
+
+    return pack
 
 
 def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: tuple[str, ...] = ()) -> Scheme:
@@ -49,5 +57,5 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
     dense = DenseScheme(ops) if ops.name == "triton" else PackedScheme(pack_dense, pack_dense, dtype, ops)
     if quantize == "none":
         return dense
-    packed = PackedScheme(pack_as_stored, pack_as_stored, dtype, ops, dense)
+    packed = PackedScheme(_keeping(ops), _keeping(ops), dtype, ops, dense)
     return KeptFp8Scheme(ops, packed) if "fp8" in features and isinstance(ops, Fp8Ops) else packed

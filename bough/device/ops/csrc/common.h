@@ -121,17 +121,22 @@ enum LinearKind {
     LINEAR_Q4_K = 6,      // q * (d * scale) - dmin * minimum; fp16 d, dmin for 256 inputs, 8-bit scale, minimum for 32
     LINEAR_Q6_K = 7,      // (q - 32) * (d * scale); q in 8 bits, fp16 d for 256 inputs, signed 8-bit scale for 16
     LINEAR_ROTATED = 8,   // (q - 128) * scale, as INT8, of the Hadamard transform of the weight
+    LINEAR_Q4_WHOLE = 9,  // (((q * step + start) >> 8) - 128) * scale, q of 4 bits; for AMX (linear_whole.h)
 };
 
 // One packed weight. Outputs come in panels of 16, inputs in words of 4 bytes (2 bf16, 4 8-bit or 8 4-bit values);
-// the last panel, the last word and the last 32 inputs are padded with anything. ROTATED has whole blocks of 64 inputs:
+// the last panel, the last word and the last 32 inputs are padded with anything. ROTATED and Q4_WHOLE have whole blocks of 64
+// inputs:
 //   weight  uint32 [n_panels][words][16]. Word w of 4 bits, of the four of each 32 inputs, holds in the low half of
-//           its byte b input 4 w + b, in the high half input 16 + 4 w + b.
-//   scale   INT8, ROTATED: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
+//           its byte b input 4 w + b, in the high half input 16 + 4 w + b. Q4_WHOLE: line d of four holds at 4 L + w what
+//           is line w of output 4 L + d.
+//   scale   INT8, ROTATED, Q4_WHOLE: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
 //           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][n_in / 256][2][16] d and dmin. Q6_K: fp16
 //           [n_panels][n_in / 256][16] d.
 //   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
-//           scales of the first and the second 16 inputs. Else null.
+//           scales of the first and the second 16 inputs. Q4_WHOLE: uint32 [n_panels][groups / 4][4][16], the step of each
+//           group in its lower half, the start in its upper half, of groups 4 j + i and output 4 L + d at [j][d][4 L + i].
+//           Else null.
 //   compact BF16, or null: uint32 [n_panels][n_in / 8][3][16], the same values in fewer bytes (linear_compact.h). Then
 //           scale is uint16 [n_panels][32], the sign and exponent that codes stand for, and sub Stray
 //           [n_panels][strays_of(n_in)], by rising unit, with one of unit -1 behind a panel's last.
@@ -144,7 +149,7 @@ struct PackedLinear {
     int64_t n_in;
     int64_t n_out;
     int kind;
-    int group;            // inputs per scale of Q8 and the first three Q4 kinds: 32, 64 or 128
+    int group;            // inputs per scale of Q8, Q4, Q4_MIN, Q4_ZERO and Q4_WHOLE: 32, 64 or 128
 };
 
 // A value of a compact weight that no code stands for: value `half` of word `word` of a unit of four words.
@@ -354,7 +359,7 @@ void parallel_team(int threads, TeamBody body, void* context);
 // Per-thread memory of at least `bytes`, 64-byte aligned, kept between calls. `which` names one of
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
-       SCRATCH_ENDS = 6, SCRATCH_ROW = 7, SCRATCH_COUNT = 8 };
+       SCRATCH_ENDS = 6, SCRATCH_ROW = 7, SCRATCH_SPREAD = 8, SCRATCH_COUNT = 9 };
 void* scratch(int which, int64_t bytes);
 
 // The same of the thread that `owner` was asked for on, which lives as long as it is used. Threads take turns with it.

@@ -112,41 +112,36 @@ void rotated_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int6
     slice_of<RotatedTile>(l, x, n, panel, end, then, out, out_stride);
 }
 
+// For AMX alone: nobody asks for it elsewhere.
+template <typename T>
+void whole_slice([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const PreparedRows& x, [[maybe_unused]] int64_t n,
+                 [[maybe_unused]] int64_t panel, [[maybe_unused]] int64_t end, [[maybe_unused]] const Then& then,
+                 [[maybe_unused]] T* out, [[maybe_unused]] int64_t out_stride) {
 #if defined(BOUGH_AMX)
-// Panels [panel, end) for n >= AMX_GROUP_ROWS rows, of which some may be computed again.
-template <typename Format, typename T>
-void group_tiles_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
-                       const Then& then, T* out, int64_t out_stride) {
-    for (int64_t row = 0, rows; row < n; row += rows) {
-        rows = n - row < AMX_MOST_ROWS ? n - row : AMX_MOST_ROWS;
-        if (rows < AMX_GROUP_ROWS) {
-            row = n - AMX_GROUP_ROWS;
-            rows = AMX_GROUP_ROWS;
+    if (n < AMX_WHOLE_ROWS) {
+        for (; panel < end; ++panel) {
+            const Then after = {panel + 1 < end ? WholeTile::begin(l, panel + 1) : then.weight, then.others, then.words};
+            rows_of_panels<WholeTile, 1, AMX_WHOLE_ROWS - 1>(l, x, n, panel, after, out, out_stride);
         }
-        const uint32_t* last = row + rows < n ? nullptr : then.weight;
-        int64_t at = panel;
-        const auto pass = [&](auto width) {
-            constexpr int P = decltype(width)::value;
-            for (; at + P <= end; at += P) {
-                const Then after = {at + P < end ? l.weight + (at + P) * panel_words(l) : last, then.others};
-                amx_groups<Format, P>(l, {x.row(row), x.stride}, rows, at, after, [&](int64_t r, int count, const float* sums) {
-                    finish_panels<P>(l, sums, count, at, out + (row + r) * out_stride, out_stride);
-                });
-            }
-        };
-        pass(Count<2>());
-        pass(Count<1>());
+        return;
     }
-}
+    const auto finish = [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
+        constexpr int P = decltype(width)::value;
+        scale_digits<P>(l, {x.row(row), x.stride}, rows, at, sums);
+        finish_panels<P>(l, sums, rows, at, out + row * out_stride, out_stride);
+    };
+    if (n <= TILE_ROWS)
+        amx_few_digits(l, x, (int)n, panel, end, then, finish);
+    else
+        amx_blocks<Digits>(l, x, n, panel, end, then, finish);
+#else
+    __builtin_trap();
 #endif
+}
 
 template <typename Format, typename T>
 void groups_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                   T* out, int64_t out_stride) {
-#if defined(BOUGH_AMX)
-    if constexpr (HAS_TILES<Format>)
-        if (in_tiles(l, n)) return group_tiles_slice<Format>(l, x, n, panel, end, then, out, out_stride);
-#endif
     slice_of<GroupTile<Format>>(l, x, n, panel, end, then, out, out_stride);
 }
 
@@ -166,6 +161,7 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
         case LINEAR_Q4_K: return groups_slice<Q4KFormat>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q6_K: return groups_slice<Q6KFormat>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_ROTATED: return rotated_slice(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_WHOLE: return whole_slice(l, x, n, panel, end, then, out, out_stride);
     }
 }
 
@@ -173,8 +169,10 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
 INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool dense = l.kind == LINEAR_BF16, rotated = l.kind == LINEAR_ROTATED;
 #if defined(BOUGH_AMX)
-    if (in_blocks(l, n)) return ceil_div(n, AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS ? 4 : 2) * ceil_div(input_words(l), TILE_WORDS);
-    if (in_tiles(l, n)) return ceil_div(n, AMX_GROUP_ROWS) * ceil_div(panels, 2) * n_groups_of(l);
+    const bool digits = l.kind == LINEAR_Q4_WHOLE;
+    if (in_blocks(l, n))
+        return ceil_div(n, digits ? Digits::ROWS : AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS && !digits ? 4 : 2) *
+               ceil_div(input_words(l), TILE_WORDS);
 #endif
     const bool single = !dense && n <= single_rows(has_four_bits(l));
     const bool wide = (dense || rotated) && are_wide(n);
@@ -239,7 +237,7 @@ struct PackedCall {
 #if defined(BOUGH_AMX)
         // Tiles read the rows again for every range.
         if (has_blocks(l, rows)) {
-            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), amx_panels(panel_words(l)));
+            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), amx_panels(l));
             if (n_ranges > n_pairs) n_ranges = n_pairs;
         }
 #endif
@@ -297,7 +295,8 @@ struct RowReader {
         const auto second = [&] { return half(scale[(scaled * 2 + 1) * PANEL + lane]); };
         switch (l.kind) {
             case LINEAR_INT8:
-            case LINEAR_ROTATED: return {128, ((const float*)l.scale)[panel * PANEL + lane], 0};
+            case LINEAR_ROTATED:
+            case LINEAR_Q4_WHOLE: return {128, ((const float*)l.scale)[panel * PANEL + lane], 0};
             case LINEAR_Q8: return {128, one(), 0};
             case LINEAR_Q4: return {8, one(), 0};
             case LINEAR_Q4_MIN: return {0, first(), second()};
@@ -363,12 +362,28 @@ struct RowReader {
     }
 
     template <typename T>
+    void read_whole(T* out) const {
+        const int line = lane % 4, first = lane / 4 * 4;
+        const int64_t groups = ceil_div(input_words(l) * 4, l.group);
+        const uint32_t* from = l.weight + panel * panel_words(l) + line * PANEL + first;
+        const uint32_t* steps = (const uint32_t*)l.sub + (panel * ceil_div(groups, 4) * 4 + line) * PANEL + first;
+        const Values v = values(0, 0);
+        for (int64_t i = 0; i < l.n_in; ++i) {
+            const int64_t g = i / l.group, byte = i % 16;
+            const uint32_t word = from[i / GROUP * 4 * PANEL + byte / 4], both = steps[g / 4 * 4 * PANEL + g % 4];
+            const uint32_t q = word >> (8 * (byte % 4) + i % GROUP / 16 * 4) & 15;
+            store_one(out + i, v.at((int)((uint16_t)(q * (both & 0xffff) + (both >> 16)) >> 8)));
+        }
+    }
+
+    template <typename T>
     void read(T* out) const {
         const int64_t words = panel_words(l);
         for (int64_t i = 0; i < words; i += PANEL) __builtin_prefetch(l.weight + panel * words + i);
         switch (l.kind) {
             case LINEAR_BF16: return read_pairs(out);
             case LINEAR_ROTATED: return read_rotated(out);
+            case LINEAR_Q4_WHOLE: return read_whole(out);
             case LINEAR_Q4_MIN:
             case LINEAR_Q4_K: return read_groups<true, true>(out);
             case LINEAR_Q4:

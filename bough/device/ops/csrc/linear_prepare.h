@@ -1,12 +1,13 @@
 // What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
 // A prepared row is
-//   uint32 [words]        pairs of bf16, or four signed bytes
-//   GroupMeta [scales]    for all kinds but BF16; of ROTATED one
+//   uint32 [words]        pairs of bf16, or four signed bytes; of Q4_WHOLE the upper digits of all inputs, then the lower ones
+//   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
 // cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Of ROTATED they do for
-// the whole row, as they are of its Hadamard transform, which has no such inputs. Whatever is not finite makes the scale
+// the whole row, as they are of its Hadamard transform, which has no such inputs. Of Q4_WHOLE they do as inputs are rounded to
+// 16 bits, which are two digits: 256 * upper + lower. Whatever is not finite makes the scale
 // NaN, and with it every output of the row.
 #pragma once
 
@@ -24,7 +25,7 @@ struct GroupMeta {
     float scale;
     float scaled_sum;      // scale * sum of the bytes
     int32_t start;         // -(the weight's zero) * sum of the bytes: where the sums of products begin
-    int32_t start_low;     // the same for the first 16 bytes, where a group is alone
+    int32_t start_low;     // the same for the first 16 bytes, where a group is alone; of Q4_WHOLE for the lower digits
 };
 constexpr int META = sizeof(GroupMeta) / 4;
 
@@ -33,7 +34,8 @@ INLINE int zero_of(int kind) {
     switch (kind) {
         case LINEAR_INT8:
         case LINEAR_Q8:
-        case LINEAR_ROTATED: return 128;
+        case LINEAR_ROTATED:
+        case LINEAR_Q4_WHOLE: return 128;
         case LINEAR_Q4: return 8;
         case LINEAR_Q6_K: return 32;
         default: return 0;
@@ -42,20 +44,27 @@ INLINE int zero_of(int kind) {
 
 INLINE int64_t n_groups_of(const PackedLinear& l) { return (l.n_in + GROUP - 1) / GROUP; }
 
-// Words of values in a prepared row.
+// Inputs that rows of Q4_WHOLE are filled up to whole ones of.
+constexpr int WHOLE_INPUTS = 64;
+
+// Words of values in a prepared row, or of one of its digits.
 INLINE int64_t input_words(const PackedLinear& l) {
     switch (l.kind) {
         case LINEAR_BF16: return (l.n_in + 1) / 2;
         case LINEAR_ROTATED: return ceil_to(l.n_in, HADAMARD) / 4;
+        case LINEAR_Q4_WHOLE: return ceil_to(l.n_in, WHOLE_INPUTS) / 4;
         default: return n_groups_of(l) * (GROUP / 4);
     }
 }
+
+INLINE int64_t digits_of(const PackedLinear& l) { return l.kind == LINEAR_Q4_WHOLE ? 2 : 1; }
 
 // Scales of a prepared row.
 INLINE int64_t input_scales(const PackedLinear& l) {
     switch (l.kind) {
         case LINEAR_BF16: return 0;
-        case LINEAR_ROTATED: return 1;
+        case LINEAR_ROTATED:
+        case LINEAR_Q4_WHOLE: return 1;
         default: return ceil_div(n_groups_of(l), groups_together(l.kind));
     }
 }
@@ -71,7 +80,7 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t stride = ceil_to(input_words(l) + input_scales(l) * META, 16);
+    int64_t stride = ceil_to(digits_of(l) * input_words(l) + input_scales(l) * META, 16);
     return stride % 1024 ? stride : stride + 16;
 }
 
@@ -151,12 +160,13 @@ INLINE int32_t to_bytes(const T* x, int64_t n, int64_t padded, float inverse, in
     return result;
 }
 
-// The scale for values up to `top`, and what x is multiplied with to become bytes: 0 where all of them are zero.
-INLINE float scale_of(float top, float& inverse) {
-    inverse = top > 0 ? 127.0f / top : 0;
+// The scale for values up to `top` as integers up to `most`, and what x is multiplied with to become these: 0 where all of
+// them are zero.
+INLINE float scale_of(float top, float& inverse, float most = 127.0f) {
+    inverse = top > 0 ? most / top : 0;
     // Tiny values whose inverse overflows are as good as zero.
     if (!(inverse < __builtin_inff())) inverse = 0;
-    return top / 127.0f;
+    return top / most;
 }
 
 template <typename T>
@@ -278,6 +288,33 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t
     *(GroupMeta*)(to + words) = {scale, scale * (float)all, -zero * all, 0};
 }
 
+// A row as two digits, with one scale.
+template <typename T>
+void prepare_digits(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
+    constexpr float MOST = 127 * 256 + 127;
+    float inverse, scale = scale_of(largest(x, n_in), inverse, MOST);
+    const vf magic = splat(12582912.0f);    // 1.5 * 2^23: adding it rounds to an integer
+    int8_t *upper = (int8_t*)to, *lower = (int8_t*)(to + words);
+    vi upper_sum = vi{}, lower_sum = vi{};
+    for (int64_t i = 0; i < 4 * words; i += WIDTH) {
+        T padded[WIDTH] = {};
+        const T* from = x + i;
+        if (i + WIDTH > n_in) {
+            if (i < n_in) memcpy(padded, from, sizeof(T) * (n_in - i));
+            from = padded;
+        }
+        // What is not finite is not to be multiplied.
+        const vf value = inverse == 0 ? vf{} : load(from) * splat(inverse);
+        const vi q = (vi)(value + magic) - 0x4b400000, high = (q + 128) >> 8, low = q - high * 256;
+        const vb high_bytes = lowest_bytes(high), low_bytes = lowest_bytes(low);
+        memcpy(upper + i, &high_bytes, sizeof high_bytes);
+        memcpy(lower + i, &low_bytes, sizeof low_bytes);
+        upper_sum += high;
+        lower_sum += low;
+    }
+    *(GroupMeta*)(to + 2 * words) = {scale, 0, -zero * sum(upper_sum), -zero * sum(lower_sum)};
+}
+
 // Whether rows of x can be read as they are.
 INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride) {
     return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
@@ -293,6 +330,8 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
             prepare_bf16(x, l.n_in, to);
         else if (l.kind == LINEAR_ROTATED)
             prepare_rotated(x, l.n_in, words, zero_of(l.kind), to);
+        else if (l.kind == LINEAR_Q4_WHOLE)
+            prepare_digits(x, l.n_in, words, zero_of(l.kind), to);
         else if (groups_together(l.kind) == 2)
             prepare_groups<2>(x, l.n_in, words, zero_of(l.kind), to);
         else

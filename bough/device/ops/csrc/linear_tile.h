@@ -138,7 +138,8 @@ INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, co
 }
 
 INLINE bool has_four_bits(const PackedLinear& l) {
-    return l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K;
+    return l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K ||
+           l.kind == LINEAR_Q4_WHOLE;
 }
 
 // Words of weight in a panel.

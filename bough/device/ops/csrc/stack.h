@@ -147,7 +147,7 @@ struct Stack {
 
     static int64_t panels_kept([[maybe_unused]] const LinearParts& l) {
 #if defined(BOUGH_AMX)
-        return amx_panels(panel_words(*l.part[0]));
+        return amx_panels(*l.part[0]);
 #else
         return STACK_CHUNK;
 #endif

@@ -253,9 +253,9 @@ class UnpackedLinear:
 def packed_linear(
     weight: PackedWeight, bias: Tensor | None, device: torch.device
 ) -> GroupedLinear | Int8Linear | UnpackedLinear:
-    """What multiplies with ``weight``; ValueError for ROTATED, whose inputs no kernel here transforms."""
-    if weight.kind == Kind.ROTATED:
-        raise ValueError("ROTATED weights are for the CPU")
+    """What multiplies with ``weight``; ValueError for ROTATED and Q4_WHOLE, whose inputs no kernel here prepares."""
+    if weight.kind in (Kind.ROTATED, Kind.Q4_WHOLE):
+        raise ValueError(f"{weight.kind.name} weights are for the CPU")
     if weight.kind == Kind.BF16:
         return UnpackedLinear(weight, bias, device)
     made = Int8Linear if weight.kind == Kind.INT8 else GroupedLinear

@@ -95,6 +95,9 @@ class TritonOps:
     def linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         return partial(_linear, weight.to(self._device), bias)
 
+    def suited(self, weight: PackedWeight) -> PackedWeight:
+        return weight
+
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         return linear.packed_linear(weight, bias, self._device)
 
