@@ -1,5 +1,5 @@
-"""Forms of packed weights that a processor multiplies faster than those they are stored in: with AMX, bytes whose sums stay
-in tiles until all inputs are added up, as their scales are of whole outputs.
+"""Forms of packed weights that a processor multiplies faster than those they are stored in: with AMX, bytes whose sums
+stay in tiles until all inputs are added up, as their scales are of whole outputs.
 
 Sums of groups with scales of their own leave the tiles after each group, which takes more time than bfloat16 would. Nor
 may calls of many rows alone use another form: a row's bits must not depend on the rows beside it.

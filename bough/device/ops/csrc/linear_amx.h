@@ -26,6 +26,7 @@ struct Later {
     // Behind panels up to chunk_end come others up to `end`, at most `most` at a time, or `then`; `steps`: how often ask() is
     // called meanwhile.
     void begin(const PackedLinear& l, int64_t chunk_end, int64_t end, int64_t most, const Then& then, int64_t steps) {
+        rows.clear();
         weights.clear();
         const int64_t left = end - chunk_end, size = panel_words(l);
         if (left) {
@@ -235,9 +236,9 @@ void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
 template <typename Finish>
 void amx_few_digits(const PackedLinear& l, const PreparedRows& x, int rows, int64_t panel, int64_t end, const Then& then,
                     const Finish& finish) {
-    constexpr int64_t MOST = 128;
+    constexpr int64_t MOST = 32;
     const int64_t words = input_words(l);
-    alignas(64) uint32_t spread[2 * MOST * PANEL];
+    alignas(64) uint32_t spread[2][2 * MOST * PANEL];
     alignas(64) float sums[AMX_ROWS * 2 * PANEL];
     Tiles tiles;
     tiles.shape(block_shapes(rows));
@@ -247,13 +248,19 @@ void amx_few_digits(const PackedLinear& l, const PreparedRows& x, int rows, int6
             const NextPanels next = {nullptr, 0, then.others, 0};
             Later later;
             later.begin(l, panel + P, end, P, then, ceil_div(words, TILE_WORDS) * (2 * P + 1));
-            for (int64_t from = 0; from < words; from += MOST) {
+            const auto fill = [&](int64_t from, uint32_t* to) {
                 const int64_t n = words - from < MOST ? words - from : MOST;
-                for (int p = 0; p < P; ++p) spread_panel(l, panel + p, from, from + n, later.weights, spread + p * n * PANEL);
+                for (int p = 0; p < P; ++p) spread_panel(l, panel + p, from, from + n, later.weights, to + p * n * PANEL);
+            };
+            fill(0, spread[0]);
+            int now = 0;
+            for (int64_t from = 0; from < words; from += MOST, now ^= 1) {
+                const int64_t n = words - from < MOST ? words - from : MOST;
                 const PreparedRows some = {x.at + from, x.stride};
-                const AmxBlock<Digits, true, P> block = {some, some.at + words, rows, spread, n, next, &later};
+                const AmxBlock<Digits, true, P> block = {some, some.at + words, rows, spread[now], n, next, &later};
                 if (from == 0) block.start();
                 block.add();
+                if (from + n < words) fill(from + n, spread[now ^ 1]);
                 if (from + n == words) block.end(sums);
             }
             finish(width, 0, rows, panel, sums);
