@@ -130,8 +130,8 @@ void whole_slice([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const 
         scale_digits<P>(l, {x.row(row), x.stride}, rows, at, sums);
         finish_panels<P>(l, sums, rows, at, out + row * out_stride, out_stride);
     };
-    if (n <= TILE_ROWS)
-        amx_few_digits(l, x, (int)n, panel, end, then, finish);
+    if (n <= AMX_ROWS)
+        amx_few_digits(l, x, n, panel, end, then, finish);
     else
         amx_blocks<Digits>(l, x, n, panel, end, then, finish);
 #else
@@ -170,6 +170,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool dense = l.kind == LINEAR_BF16, rotated = l.kind == LINEAR_ROTATED;
 #if defined(BOUGH_AMX)
     const bool digits = l.kind == LINEAR_Q4_WHOLE;
+    if (in_blocks(l, n) && digits && n <= AMX_ROWS) return ceil_div(panels, 2) * ceil_div(input_words(l), SPREAD_WORDS);
     if (in_blocks(l, n))
         return ceil_div(n, digits ? Digits::ROWS : AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS && !digits ? 4 : 2) *
                ceil_div(input_words(l), TILE_WORDS);

@@ -126,13 +126,8 @@ struct AmxBlock {
     }
 
     void run(float* sums) const {
-        start();
-        add();
-        end(sums);
-    }
-
-    void add() const {
         const int64_t stride = 4 * x.stride;
+        start();
         int64_t i = 0;
         for (; i + TILE_WORDS <= words; i += TILE_WORDS) {
             if (later)
@@ -145,6 +140,7 @@ struct AmxBlock {
             multiply<0>(weight + i * PANEL, words * PANEL);
         }
         if (i < words) finish(i, (int)(words - i));
+        end(sums);
     }
 
     // The last words, of which there are fewer than a tile has.
@@ -231,43 +227,104 @@ void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
     }
 }
 
-// The same of Digits of no more rows than a tile has: weights are spread in a first-level cache, a few words of two panels at
-// a time.
-template <typename Finish>
-void amx_few_digits(const PackedLinear& l, const PreparedRows& x, int rows, int64_t panel, int64_t end, const Then& then,
-                    const Finish& finish) {
-    constexpr int64_t MOST = 32;
-    const int64_t words = input_words(l);
-    alignas(64) uint32_t spread[2][2 * MOST * PANEL];
-    alignas(64) float sums[AMX_ROWS * 2 * PANEL];
-    Tiles tiles;
-    tiles.shape(block_shapes(rows));
-    const auto pass = [&](auto width) {
-        constexpr int P = decltype(width)::value;
-        for (; panel + P <= end; panel += P) {
-            const NextPanels next = {nullptr, 0, then.others, 0};
-            Later later;
-            later.begin(l, panel + P, end, P, then, ceil_div(words, TILE_WORDS) * (2 * P + 1));
-            const auto fill = [&](int64_t from, uint32_t* to) {
-                const int64_t n = words - from < MOST ? words - from : MOST;
-                for (int p = 0; p < P; ++p) spread_panel(l, panel + p, from, from + n, later.weights, to + p * n * PANEL);
-            };
-            fill(0, spread[0]);
-            int now = 0;
-            for (int64_t from = 0; from < words; from += MOST, now ^= 1) {
-                const int64_t n = words - from < MOST ? words - from : MOST;
-                const PreparedRows some = {x.at + from, x.stride};
-                const AmxBlock<Digits, true, P> block = {some, some.at + words, rows, spread[now], n, next, &later};
-                if (from == 0) block.start();
-                block.add();
-                if (from + n < words) fill(from + n, spread[now ^ 1]);
-                if (from + n == words) block.end(sums);
-            }
-            finish(width, 0, rows, panel, sums);
+// Tiles of sums of both digits of BLOCKS blocks of rows times P panels, of which there are two blocks or two panels.
+template <int P, int BLOCKS>
+struct DigitSums {
+    static_assert(P * BLOCKS <= 2, "tiles");
+
+    PreparedRows x[BLOCKS];
+    int64_t lower;      // words from the upper digits of a row to the lower ones
+
+    template <int BLOCK, int UPPER, int LOWER, int I = 0>
+    INLINE void add_block(const uint32_t* w, int64_t stride, int64_t word) const {
+        if constexpr (I == 0) {
+            tile_load<UPPER>(x[BLOCK].at + word, 4 * x[BLOCK].stride);
+            tile_load<LOWER>(x[BLOCK].at + lower + word, 4 * x[BLOCK].stride);
         }
-    };
-    pass(Count<2>());
-    pass(Count<1>());
+        if constexpr (I < P) {
+            if constexpr (BLOCK == 0) tile_load<6 + I>(w + I * stride, 64);
+            tile_bytes<BLOCK + I, UPPER, 6 + I>();
+            tile_bytes<2 + BLOCK + I, LOWER, 6 + I>();
+            add_block<BLOCK, UPPER, LOWER, I + 1>(w, stride, word);
+        }
+    }
+
+    // Adds words [word, word + n) of the rows times those of panels, uint32 [P][n][PANEL].
+    INLINE void add(const uint32_t* w, int64_t word, int64_t n) const {
+        for (int64_t i = 0; i < n; i += TILE_WORDS) {
+            add_block<0, 4, 5>(w + i * PANEL, n * PANEL, word + i);
+            if constexpr (BLOCKS > 1) add_block<1, 7, 4>(w + i * PANEL, n * PANEL, word + i);
+        }
+    }
+
+    template <int I = 0>
+    INLINE void start() const {
+        if constexpr (I < P * BLOCKS) {
+            tile_zero<I>();
+            tile_zero<2 + I>();
+            start<I + 1>();
+        }
+    }
+
+    // sums [BLOCKS][2][TILE_ROWS][P * PANEL]
+    template <int I = 0>
+    INLINE void end(float* sums) const {
+        if constexpr (I < P * BLOCKS) {
+            float* to = sums + (BLOCKS > 1 ? I * 2 * TILE_ROWS * PANEL : I * PANEL);
+            tile_store<I>(to, P * PANEL * 4);
+            tile_store<2 + I>(to + TILE_ROWS * P * PANEL, P * PANEL * 4);
+            end<I + 1>(sums);
+        }
+    }
+};
+
+constexpr int64_t SPREAD_WORDS = 32;    // of a panel that are spread at a time
+
+// As amx_blocks, of Digits of no more rows than two tiles have: weights are spread a few words at a time, beside the products
+// of those before. The second block of rows begins earlier if need be.
+template <int P, int BLOCKS, typename Finish>
+int64_t amx_few_digits(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                       const Finish& finish) {
+    const int64_t words = input_words(l);
+    const int rows = BLOCKS > 1 ? TILE_ROWS : (int)n;
+    alignas(64) uint32_t spread[2][P * SPREAD_WORDS * PANEL];
+    alignas(64) float sums[BLOCKS * 2 * TILE_ROWS * P * PANEL];
+    DigitSums<P, BLOCKS> block = {{x}, words};
+    if constexpr (BLOCKS > 1) block.x[1] = {x.row(n - rows), x.stride};
+    for (; panel + P <= end; panel += P) {
+        Later later;
+        later.begin(l, panel + P, end, P, then, P * whole_blocks(l));
+        const auto fill = [&](int64_t from, uint32_t* to) {
+            const int64_t count = words - from < SPREAD_WORDS ? words - from : SPREAD_WORDS;
+            for (int p = 0; p < P; ++p) spread_panel(l, panel + p, from, from + count, later.weights, to + p * count * PANEL);
+        };
+        const NextPanels next = {nullptr, 0, then.others, 0};
+        fill(0, spread[0]);
+        block.start();
+        for (int64_t from = 0; from < words; from += SPREAD_WORDS) {
+            uint32_t* now = spread[from / SPREAD_WORDS % 2];
+            next.ask();
+            block.add(now, from, words - from < SPREAD_WORDS ? words - from : SPREAD_WORDS);
+            if (from + SPREAD_WORDS < words) fill(from + SPREAD_WORDS, now == spread[0] ? spread[1] : spread[0]);
+        }
+        block.end(sums);
+        for (int b = 0; b < BLOCKS; ++b)
+            finish(Count<P>(), b ? n - rows : 0, rows, panel, sums + b * 2 * TILE_ROWS * P * PANEL);
+    }
+    return panel;
+}
+
+template <typename Finish>
+void amx_few_digits(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                    const Finish& finish) {
+    Tiles tiles;
+    tiles.shape(block_shapes(n < TILE_ROWS ? (int)n : TILE_ROWS));
+    if (n <= TILE_ROWS) {
+        panel = amx_few_digits<2, 1>(l, x, n, panel, end, then, finish);
+        amx_few_digits<1, 1>(l, x, n, panel, end, then, finish);
+    } else {
+        amx_few_digits<1, 2>(l, x, n, panel, end, then, finish);
+    }
 }
 
 // From so many rows on bytes are multiplied in tiles.
