@@ -10,12 +10,19 @@ namespace {
 
 constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block whose sums fill four tiles until all inputs are added up
 
-// Weights that all rows of such blocks are multiplied with before others come: they stay in a second-level cache meanwhile.
-constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4;
+// Weights that all rows of such blocks are multiplied with before others come: they stay in a second-level cache meanwhile,
+// and so do rows, if they are no more and inputs pass so many words at a time.
+constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 1024, AMX_MOST_ROWS = 384;
 
-// Panels that those are, in whole pairs.
+// Words of a pass, whole groups of every kind.
+INLINE int64_t amx_pass_words(const PackedLinear& l) {
+    const int64_t words = input_words(l), passes = ceil_div(words, AMX_PASS_WORDS);
+    return passes > 1 ? ceil_to(ceil_div(words, passes), 2 * TILE_WORDS) : words;
+}
+
+// Panels that those weights are, in whole pairs.
 INLINE int64_t amx_panels(const PackedLinear& l) {
-    const int64_t panels = AMX_WEIGHT_WORDS / (input_words(l) * PANEL) / 2 * 2;
+    const int64_t panels = AMX_WEIGHT_WORDS / (amx_pass_words(l) * PANEL) / 2 * 2;
     return panels ? panels : 2;
 }
 
@@ -23,25 +30,32 @@ INLINE int64_t amx_panels(const PackedLinear& l) {
 struct Later {
     Wanted rows, weights;
 
-    // Behind panels up to chunk_end come others up to `end`, at most `most` at a time, or `then`; `steps`: how often ask() is
-    // called meanwhile.
-    void begin(const PackedLinear& l, int64_t chunk_end, int64_t end, int64_t most, const Then& then, int64_t steps) {
+    Later() {
         rows.clear();
         weights.clear();
-        const int64_t left = end - chunk_end, size = panel_words(l);
-        if (left) {
-            const int64_t n = left < most ? left : most;
-            weights.add(l.weight + chunk_end * size, n * size);
-            if (l.kind == LINEAR_Q4_WHOLE) weights.add(whole_steps(l, chunk_end), n * whole_step_words(l));
-        } else if (then.weight)
-            weights.add(then.weight, then.words);
-        weights.spread(steps);
     }
 
-    // Behind a block of rows comes the one from `row` on, which another core may have written.
-    void begin_rows(const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t steps) {
+    // Words [from, to) of inputs of panels.
+    void add(const PackedLinear& l, int64_t panel, int64_t end, int64_t from, int64_t to) {
+        const int64_t words = input_words(l), size = panel_words(l);
+        const bool whole = l.kind == LINEAR_Q4_WHOLE, all = from == 0 && to == words;
+        for (int64_t at = panel; at < end; at += all ? end - panel : 1) {
+            const int64_t n = all ? end - panel : 1;
+            weights.add(l.weight + at * size + size * from / words, n * size * (to - from) / words);
+            const int64_t steps = whole_step_words(l);
+            if (whole) weights.add(whole_steps(l, at) + steps * from / words, n * steps * (to - from) / words);
+        }
+    }
+
+    // Behind a block of rows comes the one from `row` on, which another core may have written: its words [from, to).
+    void begin_rows(const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t from, int64_t to, int64_t steps) {
         rows.clear();
-        if (row < n) rows.add(x.row(row), (n - row < block ? n - row : block) * x.stride);
+        const int64_t last = row + block < n ? row + block : n;
+        if (from == 0 && to - from > x.stride / 2) {
+            if (row < last) rows.add(x.row(row), (last - row) * x.stride);
+        } else {
+            for (; row < last; ++row) rows.add(x.row(row) + from, to - from);
+        }
         rows.spread(steps);
     }
 
@@ -90,7 +104,8 @@ struct AmxBlock {
     const uint32_t* second;     // the words of the second tile of rows
     int rows;
     const uint32_t* weight;     // of the first panel
-    int64_t words;              // of a panel's column
+    int64_t panel;              // words from there to the next one
+    int64_t words;              // of a row
     const NextPanels& next;
     Later* later;               // null where no other block takes these panels
 
@@ -117,6 +132,15 @@ struct AmxBlock {
     }
 
     template <int I = 0>
+    INLINE void go_on(const float* sums) const {
+        if constexpr (I < P) {
+            tile_load<I>(sums + I * PANEL, P * PANEL * 4);
+            if constexpr (TWO) tile_load<2 + I>(sums + (TILE_ROWS * P + I) * PANEL, P * PANEL * 4);
+            go_on<I + 1>(sums);
+        }
+    }
+
+    template <int I = 0>
     INLINE void end(float* sums) const {
         if constexpr (I < P) {
             tile_store<I>(sums + I * PANEL, P * PANEL * 4);
@@ -125,9 +149,13 @@ struct AmxBlock {
         }
     }
 
-    void run(float* sums) const {
+    // `more`: sums go on from what they are.
+    void run(float* sums, bool more) const {
         const int64_t stride = 4 * x.stride;
-        start();
+        if (more)
+            go_on(sums);
+        else
+            start();
         int64_t i = 0;
         for (; i + TILE_WORDS <= words; i += TILE_WORDS) {
             if (later)
@@ -137,7 +165,7 @@ struct AmxBlock {
             next.ask();
             tile_load<4>(x.at + i, stride);
             if constexpr (TWO) tile_load<5>(second + i, stride);
-            multiply<0>(weight + i * PANEL, words * PANEL);
+            multiply<0>(weight + i * PANEL, panel);
         }
         if (i < words) finish(i, (int)(words - i));
         end(sums);
@@ -152,7 +180,7 @@ struct AmxBlock {
         if constexpr (TWO) a[1].rows(second + i, x.stride, rows - TILE_ROWS, n);
         for (int p = 0; p < P; ++p) {
             memset(w[p].at, 0, sizeof w[p].at);
-            memcpy(w[p].at, weight + (p * words + i) * PANEL, sizeof(uint32_t) * n * PANEL);
+            memcpy(w[p].at, weight + p * panel + i * PANEL, sizeof(uint32_t) * n * PANEL);
         }
         tile_load<4>(a[0].at, 64);
         if constexpr (TWO) tile_load<5>(a[1].at, 64);
@@ -170,60 +198,84 @@ INLINE TileShapes block_shapes(int rows) {
 }
 
 // Panels [panel, end) for n rows of Words. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of a block
-// of rows, or of their two digits, where they lie.
+// of rows, or of their two digits, where they lie. Many rows are multiplied with the same words of inputs of a chunk of
+// panels before the next words come, for which sums leave the tiles.
 template <typename Words, typename Finish>
-void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                const Finish& finish) {
     constexpr bool DIGITS = Words::DIGITS;
-    const int64_t words = input_words(l), size = words * PANEL, turns = ceil_div(n, Words::ROWS);
-    alignas(64) float sums[AMX_ROWS * 2 * PANEL];
+    constexpr int64_t SUMS = AMX_ROWS * 2 * PANEL;      // of a block of rows and two panels
+    const int64_t words = input_words(l), size = panel_words(l), turns = ceil_div(n, Words::ROWS);
+    const int64_t step = turns > 1 ? amx_pass_words(l) : words, most = turns > 1 ? amx_panels(l) : end - panel;
+    const bool asks = DIGITS || turns > 1, passes = step < words;
+    alignas(64) float one[SUMS];
+    float* all = passes ? (float*)scratch(SCRATCH_SUMS, turns * ceil_div(most, 2) * SUMS * 4) : one;
+    uint32_t* spread = DIGITS ? (uint32_t*)scratch(SCRATCH_SPREAD, most * step * PANEL * 4) : nullptr;
+    if (!all || (DIGITS && !spread)) __builtin_trap();
     int shaped = 0;
     Tiles tiles;
-    const int64_t most = turns > 1 ? amx_panels(l) : end - panel;
-    const uint32_t* weight = l.weight + panel * size;
-    uint32_t* spread = nullptr;
-    if (DIGITS) {
-        spread = (uint32_t*)scratch(SCRATCH_SPREAD, most * size * 4);
-        if (!spread) __builtin_trap();
-    }
     for (int64_t chunk = panel, chunk_end; chunk < end; chunk = chunk_end) {
         chunk_end = end - chunk > most ? chunk + most : end;
-        const int64_t steps = ceil_div(chunk_end - chunk, 2) * ceil_div(words, TILE_WORDS);     // of a block
-        Later later;
-        if (DIGITS) {
-            later.begin(l, chunk_end, end, most, then, turns * steps + (chunk_end - chunk) * whole_blocks(l));
-            for (int64_t at = chunk; at < chunk_end; ++at)
-                spread_panel(l, at, 0, words, later.weights, spread + (at - chunk) * size);
-            weight = spread;
-        } else if (turns > 1) {
-            later.begin(l, chunk_end, end, most, then, turns * steps);
-        }
-        for (int64_t row = 0; row < n; row += Words::ROWS) {
-            const int rows = (int)(n - row < Words::ROWS ? n - row : Words::ROWS);
-            if (rows != shaped) tiles.shape(block_shapes(shaped = rows));
-            const PreparedRows block = {x.row(row), x.stride};
-            const uint32_t* second = DIGITS ? block.at + words : block.row(TILE_ROWS);
-            later.begin_rows(x, row + rows, n, Words::ROWS, steps);
-            int64_t at = chunk;
-            const auto pass = [&](auto two, auto width) {
-                constexpr int P = decltype(width)::value;
-                for (; at + P <= chunk_end; at += P) {
-                    const NextPanels next = {at + P < end ? l.weight + (at + P) * panel_words(l) : then.weight, size, then.others, 0};
-                    AmxBlock<Words, decltype(two)::value == 2, P>{block, second, rows, weight + (at - chunk) * size, words, next,
-                                                                  DIGITS || turns > 1 ? &later : nullptr}.run(sums);
-                    finish(width, row, rows, at, sums);
+        for (int64_t from = 0, to; from < words; from = to) {
+            to = words - from > step ? from + step : words;
+            const int64_t steps = ceil_div(chunk_end - chunk, 2) * ceil_div(to - from, TILE_WORDS);     // of a block
+            Later later;
+            if (asks) {
+                if (to < words)
+                    later.add(l, chunk, chunk_end, to, words - to > step ? to + step : words);
+                else if (chunk_end < end)
+                    later.add(l, chunk_end, end - chunk_end > most ? chunk_end + most : end, 0, step);
+                else if (then.weight)
+                    later.weights.add(then.weight, then.words);
+                later.weights.spread(turns * steps + (DIGITS ? (chunk_end - chunk) * (to - from) / (GROUP / 4) : 0));
+            }
+            for (int64_t at = chunk; DIGITS && at < chunk_end; ++at)
+                spread_panel(l, at, from, to, later.weights, spread + (at - chunk) * (to - from) * PANEL);
+            const uint32_t* weight = DIGITS ? spread : l.weight + chunk * size + from * PANEL;
+            const int64_t stride = DIGITS ? (to - from) * PANEL : size;
+            for (int64_t row = 0; row < n; row += Words::ROWS) {
+                const int rows = (int)(n - row < Words::ROWS ? n - row : Words::ROWS);
+                if (rows != shaped) tiles.shape(block_shapes(shaped = rows));
+                const PreparedRows block = {x.row(row) + from, x.stride};
+                const uint32_t* second = DIGITS ? block.at + words : block.row(TILE_ROWS);
+                if (asks) later.begin_rows(x, row + rows, n, Words::ROWS, from, to, steps);
+                float* sums = passes ? all + row / Words::ROWS * ceil_div(most, 2) * SUMS : one;
+                int64_t at = chunk;
+                const auto pass = [&](auto two, auto width) {
+                    constexpr int P = decltype(width)::value;
+                    for (; at + P <= chunk_end; at += P) {
+                        const NextPanels next = {at + P < end ? l.weight + (at + P) * size : then.weight, size, then.others, 0};
+                        float* mine = passes ? sums + (at - chunk) / 2 * SUMS : sums;
+                        AmxBlock<Words, decltype(two)::value == 2, P>{block, second, rows, weight + (at - chunk) * stride, stride,
+                                                                      to - from, next, asks ? &later : nullptr}.run(mine, from > 0);
+                        if (to == words) finish(width, row, rows, at, mine);
+                    }
+                };
+                if (!DIGITS && rows <= TILE_ROWS) {
+                    pass(Count<1>(), Count<4>());
+                    pass(Count<1>(), Count<2>());
+                    pass(Count<1>(), Count<1>());
+                } else {
+                    pass(Count<2>(), Count<2>());
+                    pass(Count<2>(), Count<1>());
                 }
-            };
-            if (!DIGITS && rows <= TILE_ROWS) {
-                pass(Count<1>(), Count<4>());
-                pass(Count<1>(), Count<2>());
-                pass(Count<1>(), Count<1>());
-            } else {
-                pass(Count<2>(), Count<2>());
-                pass(Count<2>(), Count<1>());
             }
         }
-        weight += (chunk_end - chunk) * size;
+    }
+}
+
+// The same, with sums of so many rows at a time as a cache holds.
+template <typename Words, typename Finish>
+void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                const Finish& finish) {
+    const int64_t most = amx_pass_words(l) < input_words(l) ? AMX_MOST_ROWS : n;
+    for (int64_t first = 0; first < n; first += most) {
+        const bool last = first + most >= n;
+        amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : most, panel, end,
+                               last ? then : Then{nullptr, then.others, 0},
+                               [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
+                                   finish(width, first + row, rows, at, sums);
+                               });
     }
 }
 
@@ -293,7 +345,11 @@ int64_t amx_few_digits(const PackedLinear& l, const PreparedRows& x, int64_t n, 
     if constexpr (BLOCKS > 1) block.x[1] = {x.row(n - rows), x.stride};
     for (; panel + P <= end; panel += P) {
         Later later;
-        later.begin(l, panel + P, end, P, then, P * whole_blocks(l));
+        if (panel + P < end)
+            later.add(l, panel + P, panel + 2 * P < end ? panel + 2 * P : end, 0, words);
+        else if (then.weight)
+            later.weights.add(then.weight, then.words);
+        later.weights.spread(P * whole_blocks(l));
         const auto fill = [&](int64_t from, uint32_t* to) {
             const int64_t count = words - from < SPREAD_WORDS ? words - from : SPREAD_WORDS;
             for (int p = 0; p < P; ++p) spread_panel(l, panel + p, from, from + count, later.weights, to + p * count * PANEL);
