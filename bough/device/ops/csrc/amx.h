@@ -25,6 +25,7 @@ template <int N> struct Count { static constexpr int value = N; };
 
 constexpr int TILE_ROWS = 16;     // rows of a tile, at most
 constexpr int TILE_WORDS = 16;    // words of a row, at most
+constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block whose sums fill four tiles until all inputs are added up
 
 // Tiles 0 to 3 hold sums, the others what is multiplied. Tiles 5 and 7 may be of another shape.
 struct TileShapes {

@@ -103,7 +103,7 @@ struct Experts {
             const PackedLinear& part = *l.part[j];
             uint32_t* to = (uint32_t*)prepared[j] + place * strides[j];
             if (j && part.kind == l.part[j - 1]->kind) continue;
-            if (is_prepared(part, x, part.n_in))
+            if (is_prepared(part, x, part.n_in, 1))
                 memcpy(to, x, sizeof(T) * part.n_in);
             else
                 prepare_rows(part, x, 0, 1, to);

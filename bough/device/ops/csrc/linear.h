@@ -2,7 +2,7 @@
 //
 // A kernel that is already running on several threads calls the parts itself:
 //
-//     PreparedRows rows = {(const uint32_t*)x, x_stride / 2};          // where is_prepared(l, x, x_stride), else
+//     PreparedRows rows = {(const uint32_t*)x, x_stride / 2};          // where is_prepared(l, x, x_stride, n), else
 //     prepare_rows(l, x, x_stride, n, buffer);                         // by one thread, or row by row by several
 //     PreparedRows rows = {buffer, prepared_stride(l)};                // buffer: prepared_bytes(l, n), 64-byte aligned
 //     ... barrier ...
@@ -248,7 +248,7 @@ struct PackedCall {
         rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);
         row_blocks = ceil_div(rows, rows_per_item);
         if (work < threads) threads = 1;
-        if (is_prepared(l, x, l.n_in)) {
+        if (is_prepared(l, x, l.n_in, rows)) {
             prepared = {(const uint32_t*)x, l.n_in / 2};
         } else {
             prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};

@@ -8,11 +8,9 @@
 
 namespace {
 
-constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block whose sums fill four tiles until all inputs are added up
-
 // Weights that all rows of such blocks are multiplied with before others come: they stay in a second-level cache meanwhile,
 // and so do rows, if they are no more and inputs pass so many words at a time.
-constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 1024, AMX_MOST_ROWS = 384;
+constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 256, AMX_MOST_ROWS = 384;
 
 // Words of a pass, whole groups of every kind.
 INLINE int64_t amx_pass_words(const PackedLinear& l) {

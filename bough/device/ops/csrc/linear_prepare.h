@@ -11,6 +11,7 @@
 // NaN, and with it every output of the row.
 #pragma once
 
+#include "amx.h"
 #include "hadamard.h"
 
 namespace {
@@ -78,10 +79,10 @@ struct PreparedRows {
 };
 
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
-// into the same few lines of a cache.
+// into the same few lines of a cache; two lines more leave each set of a first-level cache 8 of 32 rows' lines.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
     int64_t stride = ceil_to(digits_of(l) * input_words(l) + input_scales(l) * META, 16);
-    return stride % 1024 ? stride : stride + 16;
+    return stride % 1024 ? stride : stride + 32;
 }
 
 INLINE int64_t prepared_bytes(const PackedLinear& l, int64_t rows) { return prepared_stride(l) * 4 * rows; }
@@ -169,11 +170,15 @@ INLINE float scale_of(float top, float& inverse, float most = 127.0f) {
     return top / most;
 }
 
+INLINE void copy_bf16(const bf16* x, int64_t n_in, bf16* to) { memcpy(to, x, sizeof(bf16) * n_in); }
+INLINE void copy_bf16(const float* x, int64_t n_in, bf16* to) {
+    for (int64_t i = 0; i < n_in; ++i) to[i] = narrow_bf16(x[i]);
+}
+
 template <typename T>
 INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
-    bf16* words = (bf16*)to;
-    for (int64_t i = 0; i < n_in; ++i) words[i] = narrow_bf16(widen(x[i]));
-    if (n_in % 2) words[n_in] = 0;
+    copy_bf16(x, n_in, (bf16*)to);
+    if (n_in % 2) ((bf16*)to)[n_in] = 0;
 }
 
 template <typename T>
@@ -315,11 +320,15 @@ void prepare_digits(const T* x, int64_t n_in, int64_t words, int zero, uint32_t*
     *(GroupMeta*)(to + 2 * words) = {scale, 0, -zero * sum(upper_sum), -zero * sum(lower_sum)};
 }
 
-// Whether rows of x can be read as they are.
-INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride) {
+// Whether n rows of x can be read as they are. Tiles read many rows again and again from the first-level cache, where those
+// that lie a multiple of 4096 bytes apart take each other's places.
+INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride, [[maybe_unused]] int64_t n) {
+#if defined(BOUGH_AMX)
+    if (n > AMX_ROWS && x_stride % 2048 == 0) return false;
+#endif
     return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
 }
-INLINE bool is_prepared(const PackedLinear&, const float*, int64_t) { return false; }
+INLINE bool is_prepared(const PackedLinear&, const float*, int64_t, int64_t) { return false; }
 
 // Prepares rows x[0 .. n) into `to`, prepared_stride(l) words apart, for weights of l's kind and inputs.
 template <typename T>

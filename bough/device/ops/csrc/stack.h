@@ -162,7 +162,7 @@ struct Stack {
         char* at = prepared;
         for (int i = 0; i < l.count; ++i) {
             const PackedLinear& part = *l.part[i];
-            if (is_prepared(part, x, part.n_in)) {
+            if (is_prepared(part, x, part.n_in, tokens())) {
                 found[i] = {(const uint32_t*)x, part.n_in / 2};
             } else if (i && same_inputs(part, *l.part[i - 1])) {
                 found[i] = found[i - 1];
@@ -174,9 +174,9 @@ struct Stack {
     }
 
     // Whether x has to be made what the parts want.
-    static bool is_to_prepare(const LinearParts& l, const T* x) {
+    bool is_to_prepare(const LinearParts& l, const T* x) const {
         for (int i = 0; i < l.count; ++i)
-            if (!is_prepared(*l.part[i], x, l.part[i]->n_in)) return true;
+            if (!is_prepared(*l.part[i], x, l.part[i]->n_in, tokens())) return true;
         return false;
     }
 
@@ -186,7 +186,7 @@ struct Stack {
         find_prepared(l, x, found);
         for (int i = 0; i < l.count; ++i) {
             const PackedLinear& part = *l.part[i];
-            if (is_prepared(part, x, part.n_in) || (i && found[i].at == found[i - 1].at)) continue;
+            if (is_prepared(part, x, part.n_in, tokens()) || (i && found[i].at == found[i - 1].at)) continue;
             prepare_rows(part, x + first * part.n_in, part.n_in, last - first, (uint32_t*)found[i].row(first));
         }
     }
