@@ -360,7 +360,7 @@ void parallel_team(int threads, TeamBody body, void* context);
 // SCRATCH_COUNT independent buffers. Returns null when there is no memory.
 enum { SCRATCH_WORK = 0, SCRATCH_PLAN = 1, SCRATCH_PARTIAL = 2, SCRATCH_LINEAR = 3, SCRATCH_STACK = 4, SCRATCH_COMMON = 5,
        SCRATCH_ENDS = 6, SCRATCH_ROW = 7, SCRATCH_SPREAD = 8, SCRATCH_SUMS = 9,
-       SCRATCH_COUNT = 10 };
+       SCRATCH_GATED = 10, SCRATCH_COUNT = 11 };
 void* scratch(int which, int64_t bytes);
 
 // The same of the thread that `owner` was asked for on, which lives as long as it is used. Threads take turns with it.

@@ -12,10 +12,13 @@ namespace {
 // and so do rows, if they are no more and inputs pass so many words at a time.
 constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 256, AMX_MOST_ROWS = 384;
 
+// Inputs of so many words pass at once: rows and weights stay there all the same.
+constexpr int64_t AMX_SHORT_WORDS = 768;
+
 // Words of a pass, whole groups of every kind.
 INLINE int64_t amx_pass_words(const PackedLinear& l) {
-    const int64_t words = input_words(l), passes = ceil_div(words, AMX_PASS_WORDS);
-    return passes > 1 ? ceil_to(ceil_div(words, passes), 2 * TILE_WORDS) : words;
+    const int64_t words = input_words(l);
+    return words > AMX_SHORT_WORDS ? ceil_to(ceil_div(words, ceil_div(words, AMX_PASS_WORDS)), 2 * TILE_WORDS) : words;
 }
 
 // Panels that those weights are, in whole pairs.

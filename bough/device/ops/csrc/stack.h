@@ -145,6 +145,16 @@ struct Stack {
         return chunk(l, panels(l) / 2, most < GATED_PANELS ? most : GATED_PANELS);
     }
 
+    // How many tokens' gates and values wait for each other: more where weights do not stay in a cache until the next ones take
+    // their turn.
+    int64_t gated_rows([[maybe_unused]] const LinearParts& l) const {
+#if defined(BOUGH_AMX)
+        const int64_t words = 2 * gated_chunk(l) * input_words(*l.part[0]) * PANEL;
+        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return AMX_MOST_ROWS;
+#endif
+        return GATED_ROWS;
+    }
+
     static int64_t panels_kept([[maybe_unused]] const LinearParts& l) {
 #if defined(BOUGH_AMX)
         return amx_panels(*l.part[0]);
@@ -400,7 +410,7 @@ struct Stack {
     void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, const Then& then, Mine& mine) const {
         constexpr int64_t WIDE = GATED_PANELS * PANEL;
         const int64_t half = panels(l) / 2, size = call.intermediate_size, at_a_time = gated_chunk(l);
-        const int64_t blocks = ceil_div(tokens(), GATED_ROWS);
+        const int64_t most = gated_rows(l), blocks = ceil_div(tokens(), most);
         PreparedRows inputs[MOST_PARTS];
         find_prepared(l, normed, inputs);
         shrink(l, lora, normed, mine);
@@ -408,11 +418,13 @@ struct Stack {
         want(l, 2 * half, next, mine);
         foresee(next, mine);
         stage(half, at_a_time, [&](int64_t first, int64_t last) {
-            T gate[GATED_ROWS * WIDE], up[GATED_ROWS * WIDE];
+            T* gate = (T*)scratch(SCRATCH_GATED, 2 * most * WIDE * sizeof(T));
+            if (!gate) __builtin_trap();
+            T* up = gate + most * WIDE;
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             const Place values = place(l, half + first, half + last), after = follows(l, last, at_a_time, own_end, next, mine);
             for (int64_t block = 0; block < blocks; ++block) {
-                const int64_t t = block * GATED_ROWS, left = tokens() - t, rows = left < GATED_ROWS ? left : GATED_ROWS;
+                const int64_t t = block * most, left = tokens() - t, rows = left < most ? left : most;
                 // What follows is asked for in parts where the weights stay as they are meanwhile, else before it comes.
                 const Place later = blocks_of(l) ? after.part(block, blocks) : block + 1 < blocks ? Place{} : after;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
