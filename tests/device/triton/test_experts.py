@@ -106,7 +106,7 @@ def make_floats(n_out: int, n_in: int, g: torch.Generator) -> PackedWeight:
     return packed
 
 
-PACKED = [kind for kind in Kind if kind not in (Kind.BF16, Kind.INT8, Kind.ROTATED)]
+PACKED = [kind for kind in Kind if kind not in (Kind.BF16, Kind.INT8, Kind.ROTATED, Kind.Q4_WHOLE)]
 ROUNDED = [Kind.INT8, "fp8", "fp8 blocks"]
 
 

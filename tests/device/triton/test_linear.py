@@ -50,7 +50,7 @@ def make_weight(kind: Kind, n_out: int, n_in: int, group: int = 32) -> PackedWei
     return pack_groups(kind, q, scale, integers(64, n_out, -(-n_in // 32), 2))
 
 
-KINDS = [kind for kind in Kind if kind != Kind.ROTATED]
+KINDS = [kind for kind in Kind if kind not in (Kind.ROTATED, Kind.Q4_WHOLE)]
 """What there are kernels for."""
 
 

@@ -38,25 +38,20 @@ struct Later {
 
     // Words [from, to) of inputs of panels.
     void add(const PackedLinear& l, int64_t panel, int64_t end, int64_t from, int64_t to) {
-        const int64_t words = input_words(l), size = panel_words(l);
-        const bool whole = l.kind == LINEAR_Q4_WHOLE, all = from == 0 && to == words;
-        for (int64_t at = panel; at < end; at += all ? end - panel : 1) {
-            const int64_t n = all ? end - panel : 1;
-            weights.add(l.weight + at * size + size * from / words, n * size * (to - from) / words);
-            const int64_t steps = whole_step_words(l);
-            if (whole) weights.add(whole_steps(l, at) + steps * from / words, n * steps * (to - from) / words);
+        const int64_t words = input_words(l), n = from == 0 && to == words ? end - panel : 1;     // that lie in one piece
+        const auto part = [&](const uint32_t* first, int64_t size) {
+            weights.add(first + size * from / words, n * size * (to - from) / words);
+        };
+        for (; panel < end; panel += n) {
+            part(l.weight + panel * panel_words(l), panel_words(l));
+            if (l.kind == LINEAR_Q4_WHOLE) part(whole_steps(l, panel), whole_step_words(l));
         }
     }
 
     // Behind a block of rows comes the one from `row` on, which another core may have written: its words [from, to).
     void begin_rows(const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t from, int64_t to, int64_t steps) {
         rows.clear();
-        const int64_t last = row + block < n ? row + block : n;
-        if (from == 0 && to - from > x.stride / 2) {
-            if (row < last) rows.add(x.row(row), (last - row) * x.stride);
-        } else {
-            for (; row < last; ++row) rows.add(x.row(row) + from, to - from);
-        }
+        for (const int64_t last = row + block < n ? row + block : n; row < last; ++row) rows.add(x.row(row) + from, to - from);
         rows.spread(steps);
     }
 
@@ -207,8 +202,9 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
     constexpr bool DIGITS = Words::DIGITS;
     constexpr int64_t SUMS = AMX_ROWS * 2 * PANEL;      // of a block of rows and two panels
     const int64_t words = input_words(l), size = panel_words(l), turns = ceil_div(n, Words::ROWS);
-    const int64_t step = turns > 1 ? amx_pass_words(l) : words, most = turns > 1 ? amx_panels(l) : end - panel;
-    const bool asks = DIGITS || turns > 1, passes = step < words;
+    const bool asks = DIGITS || turns > 1;
+    const int64_t step = asks ? amx_pass_words(l) : words, most = asks ? amx_panels(l) : end - panel;
+    const bool passes = step < words;
     alignas(64) float one[SUMS];
     float* all = passes ? (float*)scratch(SCRATCH_SUMS, turns * ceil_div(most, 2) * SUMS * 4) : one;
     uint32_t* spread = DIGITS ? (uint32_t*)scratch(SCRATCH_SPREAD, most * step * PANEL * 4) : nullptr;
