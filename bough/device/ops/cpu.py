@@ -263,10 +263,14 @@ class CpuOps(RoundsBehind):
         return packed
 
     def suited(self, weight: PackedWeight) -> PackedWeight:
-        return for_tiles(weight, self.quantise) if self.library.isa() == "amx" else weight
+        return for_tiles(weight, self.quantise) if self._has_tiles else weight
+
+    @property
+    def _has_tiles(self) -> bool:
+        return self.library.isa() == "amx"
 
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
-        if weight.kind == Kind.Q4_WHOLE and self.library.isa() != "amx":
+        if weight.kind == Kind.Q4_WHOLE and not self._has_tiles:
             raise ValueError("Q4_WHOLE weights are for processors with AMX")
         return PackedCall(self._packed_linear, weight, bias, self.compact(weight))
 

@@ -139,12 +139,6 @@ void whole_slice([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const 
 #endif
 }
 
-template <typename Format, typename T>
-void groups_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
-                  T* out, int64_t out_stride) {
-    slice_of<GroupTile<Format>>(l, x, n, panel, end, then, out, out_stride);
-}
-
 // Outputs [n_begin, n_end) of n prepared rows; `out` is where row 0 and output 0 would lie. `then`: what the same thread
 // reads next. `compact`: the form of the weight that is read.
 template <typename T>
@@ -153,13 +147,13 @@ void linear_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64
     int64_t panel = n_begin / PANEL, end = ((n_end < l.n_out ? n_end : l.n_out) + PANEL - 1) / PANEL;
     switch (l.kind) {
         case LINEAR_BF16: return pairs_slice(l, x, n, panel, end, then, out, out_stride, compact);
-        case LINEAR_INT8: return groups_slice<Int8Format>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q8: return groups_slice<Q8Format>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4: return groups_slice<Q4Format>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_MIN: return groups_slice<Q4MinFormat>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_ZERO: return groups_slice<Q4ZeroFormat>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q4_K: return groups_slice<Q4KFormat>(l, x, n, panel, end, then, out, out_stride);
-        case LINEAR_Q6_K: return groups_slice<Q6KFormat>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_INT8: return slice_of<GroupTile<Int8Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q8: return slice_of<GroupTile<Q8Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4: return slice_of<GroupTile<Q4Format>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_MIN: return slice_of<GroupTile<Q4MinFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_ZERO: return slice_of<GroupTile<Q4ZeroFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q4_K: return slice_of<GroupTile<Q4KFormat>>(l, x, n, panel, end, then, out, out_stride);
+        case LINEAR_Q6_K: return slice_of<GroupTile<Q6KFormat>>(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_ROTATED: return rotated_slice(l, x, n, panel, end, then, out, out_stride);
         case LINEAR_Q4_WHOLE: return whole_slice(l, x, n, panel, end, then, out, out_stride);
     }
