@@ -90,17 +90,28 @@ inline void tile_pairs() {
     }
 }
 
-template <int SUMS, int A, int B>
-inline void tile_bytes() {
+// Signed bytes times bytes of the type Other.
+template <typename Other, int SUMS, int A, int B>
+inline void tile_add_bytes() {
     tile_demand_product<SUMS, A, B>();
     Tile &to = tiles_now[SUMS], &a = tiles_now[A], &b = tiles_now[B];
     for (int m = 0; m < tile_shapes.rows[SUMS]; ++m) {
         int32_t* sums = (int32_t*)to.at[m];
         for (int k = 0; k < 4 * tile_shapes.rows[B]; ++k) {
             const int left = (int8_t)a.at[m][k];
-            for (int n = 0; n < TILE_WORDS; ++n) sums[n] += left * b.at[k / 4][4 * n + k % 4];
+            for (int n = 0; n < TILE_WORDS; ++n) sums[n] += left * (Other)b.at[k / 4][4 * n + k % 4];
         }
     }
+}
+
+template <int SUMS, int A, int B>
+inline void tile_bytes() {
+    tile_add_bytes<uint8_t, SUMS, A, B>();
+}
+
+template <int SUMS, int A, int B>
+inline void tile_signed_bytes() {
+    tile_add_bytes<int8_t, SUMS, A, B>();
 }
 
 }  // namespace

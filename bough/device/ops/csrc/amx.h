@@ -112,6 +112,12 @@ INLINE void tile_bytes() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
 }
 
+// And of signed bytes times signed ones.
+template <int SUMS, int A, int B>
+INLINE void tile_signed_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(A), "i"(B));
+}
+
 }  // namespace
 
 #endif

@@ -1,7 +1,7 @@
-// Products of attention for pairs of bf16 on processors with AMX: of many queries in its tile registers, of few in vectors.
+// Products of attention on processors with AMX: of many queries in its tile registers, of few in vectors.
 //
-// Blocks of 32 dimensions or keys add up in rising order, and each as tiles add it up: few queries and many have the same
-// bits.
+// Of pairs of bf16, blocks of 32 dimensions or keys add up in rising order, and each as tiles add it up: few queries and
+// many have the same bits. Digits of queries and weights beside int8 cells (bytes.h) have exact sums.
 #pragma once
 
 #include "amx.h"
@@ -32,11 +32,25 @@ INLINE void by_twos(int n, const Run& run) {
     if (i < n) run(Count<1>(), i);
 }
 
-// R rows times C columns of tiles, at most two of each: to[R * 16][C * 16] = a [R * 16][words] times b [words][C * 16], for
-// `words` of whole tiles. What is loaded is multiplied twice.
-template <int R, int C>
-INLINE void tile_block(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int words, float* to,
-                       int64_t stride) {
+// What the words of tiles are: pairs of bf16, or bytes of cells beside digits, the low ones `next` words behind the high ones.
+struct PairTiles {
+    static constexpr bool DIGITS = false;
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_pairs<SUMS, A, B>(); }
+};
+struct QueryTiles {
+    static constexpr bool DIGITS = true;
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_signed_bytes<SUMS, A, B>(); }
+};
+struct WeightTiles {
+    static constexpr bool DIGITS = true;
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_bytes<SUMS, A, B>(); }
+};
+
+// R rows times C columns of tiles, at most two of each: to[R * 16][C * 16] = a [R * 16][words] times b [words][C][16], whose
+// second column lies `next` words behind the first, for `words` of whole tiles. What is loaded is multiplied twice.
+template <typename Product, int R, int C>
+INLINE void tile_block(const uint32_t* a, int64_t a_stride, const uint32_t* b, int64_t b_stride, int64_t next, int words,
+                       float* to, int64_t stride) {
     tile_zero<0>();
     if (C > 1) tile_zero<1>();
     if (R > 1) tile_zero<2>();
@@ -44,16 +58,16 @@ INLINE void tile_block(const uint32_t* a, int64_t a_stride, const uint32_t* b, i
     for (int i = 0; i < words; i += TILE_WORDS, b += TILE_WORDS * b_stride) {
         tile_load<4>(a + i, 4 * a_stride);
         tile_load<6>(b, 4 * b_stride);
-        tile_pairs<0, 4, 6>();
+        Product::template multiply<0, 4, 6>();
         if (C > 1) {
-            tile_load<7>(b + TILE_WORDS, 4 * b_stride);
-            tile_pairs<1, 4, 7>();
+            tile_load<7>(b + next, 4 * b_stride);
+            Product::template multiply<1, 4, 7>();
         }
         if (R > 1) {
             tile_load<5>(a + TILE_ROWS * a_stride + i, 4 * a_stride);
-            tile_pairs<2, 5, 6>();
+            Product::template multiply<2, 5, 6>();
         }
-        if (R * C > 2) tile_pairs<3, 5, 7>();
+        if (R * C > 2) Product::template multiply<3, 5, 7>();
     }
     tile_store<0>(to, 4 * stride);
     if (C > 1) tile_store<1>(to + TILE_WORDS, 4 * stride);
@@ -70,8 +84,8 @@ INLINE void tile_scores(const uint32_t* queries, const uint32_t* keys, int words
     by_twos((n_keys + TILE_ROWS - 1) / TILE_ROWS, [&](auto rows, int row) {
         const int key = row * TILE_ROWS;
         by_twos(N, [&](auto columns, int column) {
-            tile_block<decltype(rows)::value, decltype(columns)::value>(
-                keys + (int64_t)key * words, words, queries + column * TILE_WORDS, stride, words,
+            tile_block<PairTiles, decltype(rows)::value, decltype(columns)::value>(
+                keys + (int64_t)key * words, words, queries + column * TILE_WORDS, stride, TILE_WORDS, words,
                 scores + key * stride + column * TILE_WORDS, stride);
         });
         after(done, key);
@@ -80,56 +94,58 @@ INLINE void tile_scores(const uint32_t* queries, const uint32_t* keys, int words
     after(done, n_keys);
 }
 
-// Calls add(Count<C>(), d, n, v, sums) for V transposed, values [dim][values_stride] words of pairs of keys, times the
-// weights [pairs][N * 16], of which `written` rows are there; a part of a tile is filled up with zeros. sums [n][2 * 16] are
-// of dimensions from d on and of C vectors from v on. They are added when others have been multiplied.
-template <int N, typename Add>
-INLINE void tile_sums(uint32_t* weights, int written, const uint32_t* values, int64_t values_stride, int dim,
-                      int64_t stride, const Add& add) {
-    const int pairs = (written + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    for (int i = written; i < pairs; ++i) memset(weights + i * stride, 0, sizeof(uint32_t) * N * TILE_WORDS);
+// Calls add(Count<C>(), first, n, v, sums) for a [n_rows, rounded up to 16][a_stride] times b [words][N * 16], for `words` of
+// whole tiles: sums [n][2 * 16] are of rows from `first` on and of C vectors from v on, or of both digits of one vector.
+// They are added when others have been multiplied.
+template <typename Product, int N, typename Add>
+INLINE void tile_sums(const uint32_t* a, int64_t a_stride, int n_rows, const uint32_t* b, int64_t b_stride, int64_t low,
+                      int words, const Add& add) {
     alignas(64) float sums[2][2 * TILE_ROWS * 2 * TILE_WORDS];
-    int turn = 0, d = 0, n = 0, v = 0, columns = 0;
+    int turn = 0, first = 0, n = 0, v = 0, columns = 0;
     const auto add_last = [&] {
         if (columns == 2)
-            add(Count<2>(), d, n, v, sums[1 - turn]);
-        else if (columns)
-            add(Count<1>(), d, n, v, sums[1 - turn]);
+            add(Count<2>(), first, n, v, sums[1 - turn]);
+        else if (columns && !Product::DIGITS)
+            add(Count<1>(), first, n, v, sums[1 - turn]);
     };
-    by_twos(dim / TILE_ROWS, [&](auto r, int first) {
-        by_twos(N, [&](auto c, int column) {
+    by_twos((n_rows + TILE_ROWS - 1) / TILE_ROWS, [&](auto r, int row) {
+        const auto multiply = [&](auto c, int column) {
             constexpr int R = decltype(r)::value, C = decltype(c)::value;
-            tile_block<R, C>(values + first * TILE_ROWS * values_stride, values_stride, weights + column * TILE_WORDS, stride,
-                             pairs, sums[turn], 2 * TILE_WORDS);
+            tile_block<Product, R, C>(a + row * TILE_ROWS * a_stride, a_stride, b + column * TILE_WORDS, b_stride,
+                                      Product::DIGITS ? low : TILE_WORDS, words, sums[turn], 2 * TILE_WORDS);
             add_last();
             turn = 1 - turn;
-            d = first * TILE_ROWS, n = R * TILE_ROWS, v = column, columns = C;
-        });
+            first = row * TILE_ROWS, n = R * TILE_ROWS, v = column, columns = C;
+        };
+        if constexpr (Product::DIGITS)
+            for (int i = 0; i < N; ++i) multiply(Count<2>(), i);
+        else
+            by_twos(N, multiply);
     });
     add_last();
 }
 
-// V transposed: to[dim][stride], of which the first `pairs` words of each row, rounded up to 16, are filled, with zeros
-// at the end. load(pair, at, x) gives the words of a pair of keys, from dimension `at` on.
-template <typename Load>
-INLINE void tile_turn(int pairs, int dim, uint32_t* to, int64_t stride, const Load& load) {
-    alignas(64) uint32_t block[2][TILE_ROWS][TILE_WORDS];
-    const uint32_t* rows[2][TILE_ROWS];
-    for (int i = 0; i < 2 * TILE_ROWS; ++i) rows[i / TILE_ROWS][i % TILE_ROWS] = block[i / TILE_ROWS][i % TILE_ROWS];
+// V transposed: to[dim][stride], of which the first n_words of each row, rounded up to 16, are filled, with zeros at the
+// end. load(word, at, x) gives the words of some keys, from dimension `at` on; MOST vectors at once where dim has so many.
+template <int MOST, typename V, typename Load>
+INLINE void tile_turn(int n_words, int dim, uint32_t* to, int64_t stride, const Load& load) {
+    alignas(64) uint32_t block[MOST][TILE_ROWS][TILE_WORDS];
+    const uint32_t* rows[MOST][TILE_ROWS];
+    for (int i = 0; i < MOST * TILE_ROWS; ++i) rows[i / TILE_ROWS][i % TILE_ROWS] = block[i / TILE_ROWS][i % TILE_ROWS];
     const auto turn = [&](int first, int d, auto& x) {
         constexpr int N = sizeof x / sizeof x[0];
         for (int i = 0; i < TILE_ROWS; ++i) {
-            for (int v = 0; v < N; ++v) x[v] = vf{};
-            if (first + i < pairs) load(first + i, d, x);
+            for (int v = 0; v < N; ++v) x[v] = V{};
+            if (first + i < n_words) load(first + i, d, x);
             for (int v = 0; v < N; ++v) memcpy(block[v][i], &x[v], sizeof x[v]);
         }
         for (int v = 0; v < N; ++v)
             transpose(rows[v], 0, TILE_WORDS, to + (d + v * TILE_WORDS) * stride + first, stride);
     };
-    for (int first = 0; first < pairs; first += TILE_ROWS) {
+    for (int first = 0; first < n_words; first += TILE_ROWS) {
         int d = 0;
-        vf two[2], one[1];
-        for (; d + 2 * TILE_WORDS <= dim; d += 2 * TILE_WORDS) turn(first, d, two);
+        V most[MOST], one[1];
+        for (; d + MOST * TILE_WORDS <= dim; d += MOST * TILE_WORDS) turn(first, d, most);
         for (; d < dim; d += TILE_WORDS) turn(first, d, one);
     }
 }

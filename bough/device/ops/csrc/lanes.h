@@ -6,6 +6,8 @@
 // add up in rising order of dimension or key, the sum of weights in WIDTH parts by key modulo WIDTH.
 #pragma once
 
+#include <type_traits>
+
 #include "attention_amx.h"
 #include "bytes.h"
 #include "cells.h"
@@ -25,6 +27,9 @@ constexpr int LANES = LANE_VECS * WIDTH;
 // Words of bytes: digits of queries and weights in the lanes (bytes.h), cells beside them.
 struct LaneBytes { uint32_t word; };
 template <> struct ElementOf<LaneBytes> { typedef int8_t type; };
+#if defined(BOUGH_AMX)
+template <> constexpr bool IN_TILES<LaneBytes> = true;
+#endif
 INLINE vf exp2_for(vf x, const int8_t*) { return exp2_for(x, (const bf16*)nullptr); }
 
 // The larger one; b where a is not a number.
@@ -215,7 +220,21 @@ struct LaneBlock {
     INLINE void product_keys(vf (&best)[N]) const {
         int n_blocks = (n_keys + LANE_ROWS - 1) / LANE_ROWS;
 #if defined(BOUGH_AMX)
-        if constexpr (TILES) {
+        if constexpr (TILES && DIGITS) {
+            tile_sums<QueryTiles, N>(&keys->word, words, n_keys, &queries->word, LANES, words * LANES, words,
+                                     [&](auto, int k, int n, int v, const float* sums) {
+                for (int i = 0; v == 0 && i < 2; ++i) ahead[i].step(n / LANE_ROWS);
+                const vf scale = loadf(q_scale + v * WIDTH);
+                vf top = best[v];
+                for (const int end = k + n < n_keys ? k + n : n_keys; k < end; ++k, sums += 2 * TILE_WORDS) {
+                    const vf x = joined(sums, scale) * splat(k_scale[k]);
+                    storef(scores + k * LANES + v * WIDTH, x);
+                    top = larger(x, top);
+                }
+                best[v] = top;
+            });
+            return;
+        } else if constexpr (TILES) {
             tile_scores<N>(queries, keys, words, n_keys, scores, LANES, [&](int k, int end) {
                 for (int i = 0; i < 2; ++i) ahead[i].step((end - k) / LANE_ROWS);
                 vf top[N];
@@ -299,6 +318,22 @@ struct LaneBlock {
     }
 
 #if defined(BOUGH_AMX)
+    // Sums of products with both digits, as tiles leave them -> their values.
+    static INLINE vf joined(const float* sums, vf scale) {
+        return join_digits((vi)loadf(sums), (vi)loadf(sums + TILE_WORDS), scale);
+    }
+
+    // Sums [n][2 * 16] of both digits of the weights of v, for dimensions from d on, into the output.
+    template <bool MERGING>
+    INLINE void add_digits(int d, int n, int v, const float* sums, const vf* old, const vf* add, vf scale) const {
+        const vf before = MERGING ? old[v] : vf{}, factor = MERGING ? add[v] : vf{};
+        float* at = out + d * LANES + v * WIDTH;
+        for (int r = 0; r < n; ++r, at += LANES, sums += 2 * TILE_WORDS) {
+            const vf x = joined(sums, scale);
+            storef(at, MERGING ? fma(x, factor, loadf(at) * before) : x);
+        }
+    }
+
     // Sums [n][2 * 16] of C vectors of queries from v on, for dimensions from d on, into the output.
     template <bool MERGING, int C>
     INLINE void add_tiles(Count<C>, int d, int n, int v, const float* sums, const vf* old, const vf* add) const {
@@ -352,11 +387,24 @@ struct LaneBlock {
         };
 #if defined(BOUGH_AMX)
         if constexpr (TILES) {
+            // A part of a tile of weights is filled up with zeros.
+            constexpr int DIGITS_OF = DIGITS ? 2 : 1, VALUE_WORDS = SEGMENT / KEYS_PER_WORD<E>;
             const int written = (n_keys + WIDTH - 1) / WIDTH * WIDTH / KEYS_PER_WORD<E>;
-            tile_sums<N>((uint32_t*)scores, written, values, SEGMENT / KEYS_PER_WORD<E>, dim, LANES,
-                         [&](auto columns, int d, int n, int v, const float* sums) {
-                merging ? add_tiles<true>(columns, d, n, v, sums, old, add) : add_tiles<false>(columns, d, n, v, sums, old, add);
-            });
+            const int whole = (written + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+            for (int i = DIGITS_OF * written; i < DIGITS_OF * whole; ++i)
+                memset(scores + i * LANES, 0, sizeof(float) * N * WIDTH);
+            tile_sums<std::conditional_t<DIGITS, WeightTiles, PairTiles>, N>(
+                (const uint32_t*)values, VALUE_WORDS, dim, (const uint32_t*)scores, DIGITS_OF * LANES, LANES, whole,
+                [&](auto columns, int d, int n, int v, const float* sums) {
+                    if constexpr (DIGITS) {
+                        const vf scale = loadf(weight_scale + v * WIDTH);
+                        merging ? add_digits<true>(d, n, v, sums, old, add, scale)
+                                : add_digits<false>(d, n, v, sums, old, add, scale);
+                    } else {
+                        merging ? add_tiles<true>(columns, d, n, v, sums, old, add)
+                                : add_tiles<false>(columns, d, n, v, sums, old, add);
+                    }
+                });
             return;
         }
 #endif

@@ -77,12 +77,15 @@ struct Segments {
             memcpy(w.queries + (int64_t)r * words, load_query(u, r, w.tile, w), sizeof(word) * words);
         for (int first = 0; !narrow(u) && first < n; first += WIDTH) {
             const uint32_t* rows[WIDTH];
-            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * lane_words() * LANES + first % LANES;
+            uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * lane_query() * LANES + first % LANES;
             // Lanes behind the last query repeat it.
             for (int i = 0; i < WIDTH; ++i)
                 rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
-            transpose_rows(rows, 0, words, to, LANES);
-            for (int i = words; i < lane_words(); ++i) memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
+            const int n_parts = words / key_words;      // digits
+            for (int part = 0; part < n_parts; ++part, to += lane_words() * LANES) {
+                transpose_rows(rows, part * key_words, key_words, to, LANES);
+                for (int i = key_words; i < lane_words(); ++i) memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
+            }
         }
     }
 
@@ -228,8 +231,9 @@ struct Segments {
 
     bool in_tiles() const { return IN_TILES<word> && !bytes; }
 
-    // Words of a query or a key of LaneBlock: in tiles they are filled up with zeros.
-    int lane_words() const { return in_tiles() ? lane_words_of<T>(words) : words; }
+    // Words of a key of LaneBlock, and of a query, which may have two digits. In tiles they are filled up with zeros.
+    int lane_words() const { return lane_words_of<T>(key_words); }
+    int lane_query() const { return words / key_words * lane_words(); }
 
     // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
     int turn_steps(int n) const { return key_words / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
@@ -342,24 +346,22 @@ struct Segments {
         if (!bytes) keys = (const void* const*)as_elements(keys, head, n, w.keys, rows);
         uint32_t* to = (uint32_t*)w.packed;
         // Tiles take keys as they lie.
-        const bool whole = in_tiles();
+        const bool whole = IN_TILES<word>;
         for (int i = 0; whole && i < n; ++i, to += lane_words()) {
-            memcpy(to, keys[i], sizeof(word) * words);
-            memset(to + words, 0, sizeof(word) * (lane_words() - words));
+            memcpy(to, keys[i], sizeof(word) * key_words);
+            memset(to + key_words, 0, sizeof(word) * (lane_words() - key_words));
         }
         for (int i = 0; !whole && i < n; i += WIDTH, to += key_words * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
             for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
         }
-        if (bytes)
-            return pack_fours((const int8_t* const*)cells.values, (int)ceil_div(cells.n, 4), dim, (uint32_t*)w.pairs,
-                              SEGMENT / 4 * WIDTH);
+        if (bytes) return pack_bytes(cells, w);
         const T* const* values = as_elements(cells.values, head, n, w.values, rows);
         const int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
 #if defined(BOUGH_AMX)
         if constexpr (IN_TILES<word>) {
-            tile_turn(inner, dim, (uint32_t*)w.pairs, SEGMENT / KEYS_PER_WORD<word>,
-                      [&](int pair, int64_t at, auto& x) { load_values(values, pair, at, x); });
+            tile_turn<2, vf>(inner, dim, (uint32_t*)w.pairs, SEGMENT / KEYS_PER_WORD<word>,
+                             [&](int pair, int64_t at, auto& x) { load_values(values, pair, at, x); });
             return;
         }
 #endif
@@ -379,6 +381,22 @@ struct Segments {
                 storef(to, x[0]);
             }
         }
+    }
+
+    // The same for V of int8 cells.
+    void pack_bytes(const Cells& cells, Work<T>& w) const {
+        const int8_t* const* values = (const int8_t* const*)cells.values;
+        const int inner = (int)ceil_div(cells.n, 4);
+        uint32_t* to = (uint32_t*)w.pairs;
+#if defined(BOUGH_AMX)
+        tile_turn<FOURS, vu>(inner, dim, to, SEGMENT / 4, [&](int four, int64_t at, auto& x) {
+            constexpr int N = sizeof x / sizeof x[0];
+            load_fours<N>(values + 4 * four, at, x);
+            if constexpr (N == FOURS) put_in_order(x);
+        });
+#else
+        pack_fours(values, inner, dim, to, SEGMENT / 4 * WIDTH);
+#endif
     }
 
     // What one of n_parts blocks of queries asks for of the cells of a unit's one head, while it works out scores.
@@ -418,11 +436,11 @@ struct Segments {
             auto run = [&](auto element) {
                 typedef decltype(element) E;
                 LaneBlock<E> lanes = {
-                    (const E*)w.queries + (int64_t)block * lane_words() * LANES, (const E*)w.packed, (const E*)w.pairs,
+                    (const E*)w.queries + (int64_t)block * lane_query() * LANES, (const E*)w.packed, (const E*)w.pairs,
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
                     masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
                     (apart ? apart : w.total) + block * record * LANES, !apart,
-                    n_keys, bytes ? key_words : lane_words(), dim, cap_scale, log2_scale, ahead,
+                    n_keys, lane_words(), dim, cap_scale, log2_scale, ahead,
                     w.q_scale + first, {w.q_high + first, w.q_low + first},
                 };
                 switch (vecs) {
