@@ -224,12 +224,13 @@ struct Segments {
     // About how often score() calls ahead.step() beside products.
     int score_steps(int n) const {
 #if defined(BOUGH_AMX)
-        if (in_tiles()) return few_steps(n, TILE / WIDTH, key_words);
+        if (as_tiles()) return few_steps(n, TILE / WIDTH, key_words);
 #endif
         return product_steps(bytes ? 2 * n : n, key_words);
     }
 
-    bool in_tiles() const { return IN_TILES<word> && !bytes; }
+    // Whether few queries are multiplied as tiles multiply pairs (attention_amx.h).
+    bool as_tiles() const { return IN_TILES<word> && !bytes; }
 
     // Words of a key of LaneBlock, and of a query, which may have two digits. In tiles they are filled up with zeros.
     int lane_words() const { return lane_words_of<T>(key_words); }
@@ -332,7 +333,7 @@ struct Segments {
     int mix_steps(int n, int count) const {
         if (bytes) return (int)(ceil_div(n, FOURS_ROWS) * ceil_div(dim, FOURS * WIDTH) * ceil_div(count, 4));
 #if defined(BOUGH_AMX)
-        if (in_tiles()) return few_steps(n, dim / WIDTH, count / KEYS_PER_WORD<word>);
+        if (as_tiles()) return few_steps(n, dim / WIDTH, count / KEYS_PER_WORD<word>);
 #endif
         return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
     }

@@ -92,7 +92,7 @@ struct Work {
     void carve(Carver& c, int64_t n_wide, int n_heads, int words, int dim) {
         int64_t blocks = ceil_div(n_wide, LANES), n_narrow = NARROW * n_heads;
         int64_t n_queries = blocks * LANES > n_narrow ? blocks * LANES : n_narrow;
-        c.take(queries, 2 * n_queries * lane_words_of<T>(words / 2));   // as much as of either
+        c.take(queries, 2 * n_queries * lane_words_of<T>(words / 2));   // of two digits at least as much
         c.take(q_scale, n_queries);
         c.take(q_high, n_queries);
         c.take(q_low, n_queries);
