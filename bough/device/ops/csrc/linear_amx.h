@@ -15,7 +15,7 @@ constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 256, AMX_
 // Inputs of so many words pass at once: rows and weights stay there all the same.
 constexpr int64_t AMX_SHORT_WORDS = 768;
 
-// Words of a pass, whole groups of every kind.
+// Words of a pass, which may begin within a group.
 INLINE int64_t amx_pass_words(const PackedLinear& l) {
     const int64_t words = input_words(l);
     return words > AMX_SHORT_WORDS ? ceil_to(ceil_div(words, ceil_div(words, AMX_PASS_WORDS)), 2 * TILE_WORDS) : words;

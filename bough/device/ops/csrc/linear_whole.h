@@ -63,7 +63,7 @@ struct WholeWeights {
     }
 };
 
-// Calls each(block, tables) for the blocks [block, blocks) of 32 inputs of a panel; they begin with a group.
+// Calls each(block, tables) for the blocks [block, blocks) of 32 inputs of a panel.
 template <typename Each>
 INLINE void each_whole_block(const PackedLinear& l, int64_t panel, int64_t block, int64_t blocks, const Each& each) {
     const int64_t of_group = l.group / GROUP;
@@ -72,7 +72,8 @@ INLINE void each_whole_block(const PackedLinear& l, int64_t panel, int64_t block
     for (int64_t group = block / of_group; block < blocks; ++group) {
         __builtin_prefetch(steps + group * PANEL + STEPS_AHEAD, 0, 2);
         tables.fill(steps + group / 4 * QUAD * PANEL, group % 4);
-        for (int64_t end = block + of_group < blocks ? block + of_group : blocks; block < end; ++block) each(block, tables);
+        const int64_t end = (group + 1) * of_group;
+        for (; block < blocks && block < end; ++block) each(block, tables);
     }
 }
 
