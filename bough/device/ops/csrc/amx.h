@@ -124,6 +124,17 @@ INLINE void tile_signed_bytes() {
 
 namespace {
 
+// What words of tiles hold, by how they are multiplied.
+struct PairTiles {
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_pairs<SUMS, A, B>(); }
+};
+struct ByteTiles {
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_bytes<SUMS, A, B>(); }
+};
+struct SignedByteTiles {
+    template <int SUMS, int A, int B> static INLINE void multiply() { tile_signed_bytes<SUMS, A, B>(); }
+};
+
 // The thread's tiles for as long as this lives. Whoever else multiplies with tiles on the thread shapes them anew.
 struct Tiles {
     Tiles() = default;

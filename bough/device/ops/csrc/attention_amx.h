@@ -32,20 +32,6 @@ INLINE void by_twos(int n, const Run& run) {
     if (i < n) run(Count<1>(), i);
 }
 
-// What the words of tiles are: pairs of bf16, or bytes of cells beside digits, the low ones `next` words behind the high ones.
-struct PairTiles {
-    static constexpr bool DIGITS = false;
-    template <int SUMS, int A, int B> static INLINE void multiply() { tile_pairs<SUMS, A, B>(); }
-};
-struct QueryTiles {
-    static constexpr bool DIGITS = true;
-    template <int SUMS, int A, int B> static INLINE void multiply() { tile_signed_bytes<SUMS, A, B>(); }
-};
-struct WeightTiles {
-    static constexpr bool DIGITS = true;
-    template <int SUMS, int A, int B> static INLINE void multiply() { tile_bytes<SUMS, A, B>(); }
-};
-
 // R rows times C columns of tiles, at most two of each: to[R * 16][C * 16] = a [R * 16][words] times b [words][C][16], whose
 // second column lies `next` words behind the first, for `words` of whole tiles. What is loaded is multiplied twice.
 template <typename Product, int R, int C>
@@ -95,9 +81,9 @@ INLINE void tile_scores(const uint32_t* queries, const uint32_t* keys, int words
 }
 
 // Calls add(Count<C>(), first, n, v, sums) for a [n_rows, rounded up to 16][a_stride] times b [words][N * 16], for `words` of
-// whole tiles: sums [n][2 * 16] are of rows from `first` on and of C vectors from v on, or of both digits of one vector.
-// They are added when others have been multiplied.
-template <typename Product, int N, typename Add>
+// whole tiles: sums [n][2 * 16] are of rows from `first` on and of C vectors from v on, or of both DIGITS of one vector, of
+// which the low ones lie `low` words behind the high ones. They are added when others have been multiplied.
+template <typename Product, bool DIGITS, int N, typename Add>
 INLINE void tile_sums(const uint32_t* a, int64_t a_stride, int n_rows, const uint32_t* b, int64_t b_stride, int64_t low,
                       int words, const Add& add) {
     alignas(64) float sums[2][2 * TILE_ROWS * 2 * TILE_WORDS];
@@ -105,19 +91,19 @@ INLINE void tile_sums(const uint32_t* a, int64_t a_stride, int n_rows, const uin
     const auto add_last = [&] {
         if (columns == 2)
             add(Count<2>(), first, n, v, sums[1 - turn]);
-        else if (columns && !Product::DIGITS)
+        else if (columns && !DIGITS)
             add(Count<1>(), first, n, v, sums[1 - turn]);
     };
     by_twos((n_rows + TILE_ROWS - 1) / TILE_ROWS, [&](auto r, int row) {
         const auto multiply = [&](auto c, int column) {
             constexpr int R = decltype(r)::value, C = decltype(c)::value;
             tile_block<Product, R, C>(a + row * TILE_ROWS * a_stride, a_stride, b + column * TILE_WORDS, b_stride,
-                                      Product::DIGITS ? low : TILE_WORDS, words, sums[turn], 2 * TILE_WORDS);
+                                      DIGITS ? low : TILE_WORDS, words, sums[turn], 2 * TILE_WORDS);
             add_last();
             turn = 1 - turn;
             first = row * TILE_ROWS, n = R * TILE_ROWS, v = column, columns = C;
         };
-        if constexpr (Product::DIGITS)
+        if constexpr (DIGITS)
             for (int i = 0; i < N; ++i) multiply(Count<2>(), i);
         else
             by_twos(N, multiply);

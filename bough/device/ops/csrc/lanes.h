@@ -221,7 +221,7 @@ struct LaneBlock {
         int n_blocks = (n_keys + LANE_ROWS - 1) / LANE_ROWS;
 #if defined(BOUGH_AMX)
         if constexpr (TILES && DIGITS) {
-            tile_sums<QueryTiles, N>(&keys->word, words, n_keys, &queries->word, LANES, words * LANES, words,
+            tile_sums<SignedByteTiles, true, N>(&keys->word, words, n_keys, &queries->word, LANES, words * LANES, words,
                                      [&](auto, int k, int n, int v, const float* sums) {
                 for (int i = 0; v == 0 && i < 2; ++i) ahead[i].step(n / LANE_ROWS);
                 const vf scale = loadf(q_scale + v * WIDTH);
@@ -393,7 +393,7 @@ struct LaneBlock {
             const int whole = (written + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
             for (int i = DIGITS_OF * written; i < DIGITS_OF * whole; ++i)
                 memset(scores + i * LANES, 0, sizeof(float) * N * WIDTH);
-            tile_sums<std::conditional_t<DIGITS, WeightTiles, PairTiles>, N>(
+            tile_sums<std::conditional_t<DIGITS, ByteTiles, PairTiles>, DIGITS, N>(
                 (const uint32_t*)values, VALUE_WORDS, dim, (const uint32_t*)scores, DIGITS_OF * LANES, LANES, whole,
                 [&](auto columns, int d, int n, int v, const float* sums) {
                     if constexpr (DIGITS) {

@@ -74,17 +74,15 @@ struct PaddedTile {
 
 // What words hold: pairs of bf16, or bytes, signed of rows and unsigned of weights, whose sums are integers, or two digits of
 // rows; and how many rows a block has at most.
-struct Pairs {
+struct Pairs : PairTiles {
     static constexpr bool DIGITS = false;
     static constexpr int ROWS = AMX_ROWS;
-    template <int SUMS, int A, int B> static INLINE void multiply() { tile_pairs<SUMS, A, B>(); }
 };
-struct Bytes {
+struct Bytes : ByteTiles {
     static constexpr bool DIGITS = false;
     static constexpr int ROWS = AMX_ROWS;
-    template <int SUMS, int A, int B> static INLINE void multiply() { tile_bytes<SUMS, A, B>(); }
 };
-struct Digits : Bytes {
+struct Digits : ByteTiles {
     static constexpr bool DIGITS = true;
     static constexpr int ROWS = TILE_ROWS;
 };
