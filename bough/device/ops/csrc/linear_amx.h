@@ -8,18 +8,19 @@
 
 namespace {
 
-// Weights that all rows of such blocks are multiplied with before others come: they stay in a second-level cache meanwhile,
-// and so do rows, if they are no more and inputs pass so many words at a time.
-constexpr int64_t AMX_WEIGHT_WORDS = (512 << 10) / 4, AMX_PASS_WORDS = 256, AMX_MOST_ROWS = 384;
-
-// Inputs of so many words pass at once: rows and weights stay there all the same.
-constexpr int64_t AMX_SHORT_WORDS = 768;
+// Weights that all rows of such blocks are multiplied with before others come, and those rows: both stay in a second-level
+// cache meanwhile, beside the weights that come next. Inputs of more words than AMX_SHORT_WORDS pass in parts.
+constexpr int64_t AMX_WEIGHT_WORDS = (256 << 10) / 4, AMX_ROW_WORDS = (1 << 20) / 4;
+constexpr int64_t AMX_PASS_WORDS = 512, AMX_SHORT_WORDS = 1024;
 
 // Words of a pass, which may begin within a group.
 INLINE int64_t amx_pass_words(const PackedLinear& l) {
     const int64_t words = input_words(l);
     return words > AMX_SHORT_WORDS ? ceil_to(ceil_div(words, ceil_div(words, AMX_PASS_WORDS)), 2 * TILE_WORDS) : words;
 }
+
+// Rows that are multiplied at a time.
+INLINE int64_t amx_most_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
 
 // Panels that those weights are, in whole pairs.
 INLINE int64_t amx_panels(const PackedLinear& l) {
@@ -259,11 +260,11 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
     }
 }
 
-// The same, with sums of so many rows at a time as a cache holds.
+// The same, of so many rows at a time as a cache holds.
 template <typename Words, typename Finish>
 void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                 const Finish& finish) {
-    const int64_t most = amx_pass_words(l) < input_words(l) ? AMX_MOST_ROWS : n;
+    const int64_t most = amx_most_rows(l);
     for (int64_t first = 0; first < n; first += most) {
         const bool last = first + most >= n;
         amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : most, panel, end,

@@ -83,10 +83,10 @@ struct Stack {
         template <typename Run, typename After>
         void stage(int64_t items, int64_t chunk, const Run& run, const After& after) {
             TeamThread::stage(items, chunk, run, after, [this] {
-                if (foreseen.next < foreseen.count)
-                    foreseen.ask();
-                else
+                if (foreseen.is_done())
                     pause_briefly();
+                else
+                    foreseen.ask();
             });
         }
     };
@@ -150,7 +150,7 @@ struct Stack {
     int64_t gated_rows([[maybe_unused]] const LinearParts& l) const {
 #if defined(BOUGH_AMX)
         const int64_t words = 2 * gated_chunk(l) * input_words(*l.part[0]) * PANEL;
-        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return AMX_MOST_ROWS;
+        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return amx_most_rows(*l.part[0]);
 #endif
         return GATED_ROWS;
     }

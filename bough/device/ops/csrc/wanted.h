@@ -9,19 +9,27 @@ constexpr int PANEL = 16;    // outputs of a panel of a weight
 
 // Stretches of memory that a thread is going to read, asked for a few lines at a time beside its arithmetic. What no
 // place is left for is not foreseen.
+//
+// Several pages at a time are walked in step: what asks for lines in a processor's core waits for each of them, and what
+// follows a page from behind it does not, but stays few lines ahead in each. So lines of a page are asked for so far apart in
+// time that most have come by then. (On a Xeon with AMX, tiles beside half a line of weights each: 34 ns instead of 58.)
 struct Wanted {
     static constexpr int MOST = 48;
+    static constexpr int PAGES = 8;
+    static constexpr int64_t LINE = 64, PAGE = 4096;
     static constexpr int64_t MOST_LINES = 8192;    // half of a second-level cache
 
     struct Stretch {
         const char *at, *end;
     } stretch[MOST];
     int next, count;
-    int64_t lines, pace;    // lines asked for at a time
+    int64_t lines, pace, due;   // lines of all stretches, asked for at a time, and due by now
+    const char* at;             // the next line of the first of PAGES places
+    int64_t apart, left;        // bytes from place to place, lines left in each
 
     void clear() {
         next = count = 0;
-        lines = pace = 0;
+        lines = pace = due = left = 0;
     }
 
     void add(const uint32_t* words, int64_t n) {
@@ -37,13 +45,30 @@ struct Wanted {
     // Sets the pace such that all has been asked for after `turns`.
     void spread(int64_t turns) { pace = (lines + turns - 1) / turns; }
 
+    INLINE bool is_done() const { return next == count && left == 0; }
+
     INLINE void ask() {
-        for (int64_t i = 0; i < pace && next < count; ++i) {
-            Stretch& now = stretch[next];
-            __builtin_prefetch(now.at, 0, 2);
-            now.at += 64;
-            next += now.at >= now.end;
+        int64_t now = due + pace;
+        for (; now > 0; now -= PAGES) {
+            if (__builtin_expect(left == 0, 0) && !begin()) break;
+            for (int i = 0; i < PAGES; ++i) __builtin_prefetch(at + i * apart, 0, 2);
+            at += LINE;
+            --left;
         }
+        due = now;
+    }
+
+    // Goes on to the next pages, or to what is left of a stretch, in equal parts; false if there is nothing.
+    bool begin() {
+        if (next == count) return false;
+        Stretch& now = stretch[next];
+        const int64_t size = now.end - now.at;
+        left = size < PAGES * PAGE ? ceil_div(size, PAGES * LINE) : PAGE / LINE;
+        apart = left * LINE;
+        at = now.at;
+        now.at += PAGES * apart;
+        next += now.at >= now.end;
+        return true;
     }
 };
 constexpr int WANTED = 2;    // lists that a thread asks for at the same time
