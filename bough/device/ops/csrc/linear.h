@@ -230,9 +230,9 @@ struct PackedCall {
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
 #if defined(BOUGH_AMX)
-        // Tiles read the rows again for every range.
+        // Weights that tiles begin a range with have not been asked for.
         if (has_blocks(l, rows)) {
-            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), amx_panels(l));
+            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), 8 * amx_panels(l));
             if (n_ranges > n_pairs) n_ranges = n_pairs;
         }
 #endif

@@ -10,7 +10,7 @@ namespace {
 
 // Weights that all rows of such blocks are multiplied with before others come, and those rows: both stay in a second-level
 // cache meanwhile, beside the weights that come next. Inputs of more words than AMX_SHORT_WORDS pass in parts.
-constexpr int64_t AMX_WEIGHT_WORDS = (256 << 10) / 4, AMX_ROW_WORDS = (1 << 20) / 4;
+constexpr int64_t AMX_WEIGHT_WORDS = (256 << 10) / 4, AMX_ROW_WORDS = (768 << 10) / 4;
 constexpr int64_t AMX_PASS_WORDS = 512, AMX_SHORT_WORDS = 1024;
 
 // Words of a pass, which may begin within a group.
@@ -19,12 +19,13 @@ INLINE int64_t amx_pass_words(const PackedLinear& l) {
     return words > AMX_SHORT_WORDS ? ceil_to(ceil_div(words, ceil_div(words, AMX_PASS_WORDS)), 2 * TILE_WORDS) : words;
 }
 
-// Rows that are multiplied at a time.
-INLINE int64_t amx_most_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
+// Such rows.
+INLINE int64_t amx_some_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
 
-// Panels that those weights are, in whole pairs.
+// Panels that those weights are, in whole pairs. Of four bits, those that come next take half as much.
 INLINE int64_t amx_panels(const PackedLinear& l) {
-    const int64_t panels = AMX_WEIGHT_WORDS / (amx_pass_words(l) * PANEL) / 2 * 2;
+    const int64_t words = l.kind == LINEAR_Q4_WHOLE ? 2 * AMX_WEIGHT_WORDS : AMX_WEIGHT_WORDS;
+    const int64_t panels = words / (amx_pass_words(l) * PANEL) / 2 * 2;
     return panels ? panels : 2;
 }
 
@@ -88,6 +89,35 @@ struct Digits : ByteTiles {
     static constexpr int ROWS = TILE_ROWS;
 };
 
+// A block of rows times some panels whose sums have left the tiles. It is finished a few rows at a time beside the products
+// of the next block: finish(Count<P>(), row, rows, panel, sums) of any of its rows.
+constexpr int64_t FINISHING_WORDS = 16 * TILE_WORDS;    // of inputs from which on that is worth it
+template <typename Finish>
+struct Unfinished {
+    const Finish* finish;
+    int width, rows;    // panels, and rows that are left
+    int64_t row, panel;
+    float* sums;
+
+    template <int P>
+    INLINE void some(int n) {
+        if (rows == 0) return;
+        if (n > rows) n = rows;
+        (*finish)(Count<P>(), row, n, panel, sums);
+        row += n;
+        sums += n * P * PANEL;
+        rows -= n;
+    }
+
+    void all() {
+        switch (width) {
+            case 1: return some<1>(rows);
+            case 2: return some<2>(rows);
+            case 4: return some<4>(rows);
+        }
+    }
+};
+
 // sums[rows][P * PANEL] := a block of rows times P panels; of Digits [2][TILE_ROWS][P * PANEL]. Of one tile of rows there are
 // four tiles of sums, of two, which are also those of two digits, two for each. The rows stay in a first-level cache while
 // panels pass through it.
@@ -144,9 +174,12 @@ struct AmxBlock {
         }
     }
 
-    // `more`: sums go on from what they are.
-    void run(float* sums, bool more) const {
+    // `more`: sums go on from what they are. They may lie where those of `before` do.
+    template <typename Finish>
+    void run(float* sums, bool more, Unfinished<Finish>& before) const {
         const int64_t stride = 4 * x.stride;
+        if (before.width != P) before.all();
+        const int some = (int)ceil_div(before.rows, words / TILE_WORDS);
         if (more)
             go_on(sums);
         else
@@ -161,8 +194,10 @@ struct AmxBlock {
             tile_load<4>(x.at + i, stride);
             if constexpr (TWO) tile_load<5>(second + i, stride);
             multiply<0>(weight + i * PANEL, panel);
+            before.template some<P>(some);
         }
         if (i < words) finish(i, (int)(words - i));
+        before.template some<P>(before.rows);
         end(sums);
     }
 
@@ -192,8 +227,8 @@ INLINE TileShapes block_shapes(int rows) {
     return shapes.set(6, TILE_ROWS, TILE_WORDS).set(7, TILE_ROWS, TILE_WORDS);
 }
 
-// Panels [panel, end) for n rows of Words. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of a block
-// of rows, or of their two digits, where they lie. Many rows are multiplied with the same words of inputs of a chunk of
+// Panels [panel, end) for n rows of Words. finish(Count<P>(), row, rows, panel, sums) takes sums [rows][P * PANEL] of some
+// rows, or those of their two digits, where they lie. Many rows are multiplied with the same words of inputs of a chunk of
 // panels before the next words come, for which sums leave the tiles.
 template <typename Words, typename Finish>
 void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
@@ -210,6 +245,7 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
     if (!all || (DIGITS && !spread)) __builtin_trap();
     int shaped = 0;
     Tiles tiles;
+    Unfinished<Finish> before = {};
     for (int64_t chunk = panel, chunk_end; chunk < end; chunk = chunk_end) {
         chunk_end = end - chunk > most ? chunk + most : end;
         for (int64_t from = 0, to; from < words; from = to) {
@@ -243,8 +279,12 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
                         const NextPanels next = {at + P < end ? l.weight + (at + P) * size : then.weight, size, then.others, 0};
                         float* mine = passes ? sums + (at - chunk) / 2 * SUMS : sums;
                         AmxBlock<Words, decltype(two)::value == 2, P>{block, second, rows, weight + (at - chunk) * stride, stride,
-                                                                      to - from, next, asks ? &later : nullptr}.run(mine, from > 0);
-                        if (to == words) finish(width, row, rows, at, mine);
+                                                                      to - from, next, asks ? &later : nullptr}.run(mine, from > 0, before);
+                        if (to < words) continue;
+                        if (to - from < FINISHING_WORDS)
+                            finish(width, row, rows, at, mine);
+                        else
+                            before = {&finish, P, rows, row, at, mine};
                     }
                 };
                 if (!DIGITS && rows <= TILE_ROWS) {
@@ -258,17 +298,21 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
             }
         }
     }
+    before.all();
 }
 
-// The same, of so many rows at a time as a cache holds.
+// The same, of so many rows at a time as a cache holds, or up to twice as many: fewer would not be worth reading all weights
+// once more.
 template <typename Words, typename Finish>
 void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                 const Finish& finish) {
-    const int64_t most = amx_most_rows(l);
-    for (int64_t first = 0; first < n; first += most) {
-        const bool last = first + most >= n;
-        amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : most, panel, end,
-                               last ? then : Then{nullptr, then.others, 0},
+    const int64_t most = amx_some_rows(l), parts = n < 2 * most ? 1 : n / most;
+    const int64_t at_a_time = ceil_to(ceil_div(n, parts), AMX_ROWS);
+    const int64_t first_panels = end - panel < amx_panels(l) ? end - panel : amx_panels(l);
+    const Then again = {l.weight + panel * panel_words(l), then.others, first_panels * panel_words(l)};
+    for (int64_t first = 0; first < n; first += at_a_time) {
+        const bool last = first + at_a_time >= n;
+        amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : at_a_time, panel, end, last ? then : again,
                                [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
                                    finish(width, first + row, rows, at, sums);
                                });

@@ -150,7 +150,7 @@ struct Stack {
     int64_t gated_rows([[maybe_unused]] const LinearParts& l) const {
 #if defined(BOUGH_AMX)
         const int64_t words = 2 * gated_chunk(l) * input_words(*l.part[0]) * PANEL;
-        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return amx_most_rows(*l.part[0]);
+        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return amx_some_rows(*l.part[0]);
 #endif
         return GATED_ROWS;
     }

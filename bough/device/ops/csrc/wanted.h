@@ -43,14 +43,17 @@ struct Wanted {
     }
 
     // Sets the pace such that all has been asked for after `turns`.
-    void spread(int64_t turns) { pace = (lines + turns - 1) / turns; }
+    void spread(int64_t turns) { pace = ceil_div(lines, turns); }
 
     INLINE bool is_done() const { return next == count && left == 0; }
 
     INLINE void ask() {
         int64_t now = due + pace;
         for (; now > 0; now -= PAGES) {
-            if (__builtin_expect(left == 0, 0) && !begin()) break;
+            if (__builtin_expect(left == 0, 0) && !begin()) {
+                now = pace = 0;
+                break;
+            }
             for (int i = 0; i < PAGES; ++i) __builtin_prefetch(at + i * apart, 0, 2);
             at += LINE;
             --left;
