@@ -179,7 +179,7 @@ struct AmxBlock {
     void run(float* sums, bool more, Unfinished<Finish>& before) const {
         const int64_t stride = 4 * x.stride;
         if (before.width != P) before.all();
-        const int some = (int)ceil_div(before.rows, words / TILE_WORDS);
+        const int some = before.rows ? (int)ceil_div(before.rows, words / TILE_WORDS) : 0;     // then words are many
         if (more)
             go_on(sums);
         else

@@ -27,7 +27,7 @@ constexpr int64_t FORESEEN = 1 << 16;    // words that a thread reads ahead whil
 
 // Tokens whose gates and values wait for each other, and the most panels of both that they are of.
 #if defined(BOUGH_AMX)
-constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, GATED_PANELS = 16;
+constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS, GATED_PANELS = 16;
 #else
 constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
 #endif
@@ -146,11 +146,13 @@ struct Stack {
     }
 
     // How many tokens' gates and values wait for each other: more where weights do not stay in a cache until the next ones take
-    // their turn.
+    // their turn, or have to be spread again.
     int64_t gated_rows([[maybe_unused]] const LinearParts& l) const {
 #if defined(BOUGH_AMX)
-        const int64_t words = 2 * gated_chunk(l) * input_words(*l.part[0]) * PANEL;
-        if (blocks_of(l) && words > AMX_WEIGHT_WORDS * 5 / 4) return amx_some_rows(*l.part[0]);
+        const PackedLinear& first = *l.part[0];
+        const bool stay = 2 * gated_chunk(l) * input_words(first) * PANEL <= AMX_WEIGHT_WORDS * 5 / 4;
+        const int64_t most = amx_some_rows(first);
+        if (blocks_of(l) && (!stay || first.kind == LINEAR_Q4_WHOLE)) return most < MOST_GATED_ROWS ? most : MOST_GATED_ROWS;
 #endif
         return GATED_ROWS;
     }
