@@ -33,7 +33,7 @@ MOST_THREADS = 1024
 
 MOST_DEFAULT_TOKENS = 1024
 
-TILES_TOKENS = 128
+TILES_TOKENS = 160
 
 TILES = {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
 """What the kernels that multiply in tiles need."""

@@ -189,7 +189,7 @@ def test_a_step_is_longer_where_tiles_multiply(tmp_path: Path) -> None:
         "processor : 0\nflags : avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8\n"
     )
     config = Config(device=DeviceConfig(threads=2))
-    assert resolve(config, root=tmp_path).schedule.step_tokens == 256
+    assert resolve(config, root=tmp_path).schedule.step_tokens == 320
     single = replace(config, model=ModelConfig(dtype="float32"))
     assert resolve(single, root=tmp_path).schedule.step_tokens == 160
 

@@ -19,7 +19,7 @@ INLINE int64_t amx_pass_words(const PackedLinear& l) {
     return words > AMX_SHORT_WORDS ? ceil_to(ceil_div(words, ceil_div(words, AMX_PASS_WORDS)), 2 * TILE_WORDS) : words;
 }
 
-// Such rows.
+// How many of those rows there are.
 INLINE int64_t amx_some_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
 
 // Panels that those weights are, in whole pairs. Of four bits, those that come next take half as much.
@@ -89,9 +89,11 @@ struct Digits : ByteTiles {
     static constexpr int ROWS = TILE_ROWS;
 };
 
-// A block of rows times some panels whose sums have left the tiles. It is finished a few rows at a time beside the products
-// of the next block: finish(Count<P>(), row, rows, panel, sums) of any of its rows.
-constexpr int64_t FINISHING_WORDS = 16 * TILE_WORDS;    // of inputs from which on that is worth it
+// From so many words of inputs on a block of rows is finished beside the products of the next one.
+constexpr int64_t FINISHING_WORDS = 16 * TILE_WORDS;
+
+// A block of rows times some panels whose sums have left the tiles, but not gone through finish() yet. That is done a few rows
+// at a time.
 template <typename Finish>
 struct Unfinished {
     const Finish* finish;
@@ -179,7 +181,7 @@ struct AmxBlock {
     void run(float* sums, bool more, Unfinished<Finish>& before) const {
         const int64_t stride = 4 * x.stride;
         if (before.width != P) before.all();
-        const int some = before.rows ? (int)ceil_div(before.rows, words / TILE_WORDS) : 0;     // then words are many
+        const int some = before.rows ? (int)ceil_div(before.rows, words / TILE_WORDS) : 0;
         if (more)
             go_on(sums);
         else
@@ -308,8 +310,8 @@ void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
                 const Finish& finish) {
     const int64_t most = amx_some_rows(l), parts = n < 2 * most ? 1 : n / most;
     const int64_t at_a_time = ceil_to(ceil_div(n, parts), AMX_ROWS);
-    const int64_t first_panels = end - panel < amx_panels(l) ? end - panel : amx_panels(l);
-    const Then again = {l.weight + panel * panel_words(l), then.others, first_panels * panel_words(l)};
+    const int64_t all = (end - panel) * panel_words(l);
+    const Then again = {l.weight + panel * panel_words(l), then.others, all < AMX_WEIGHT_WORDS ? all : AMX_WEIGHT_WORDS};
     for (int64_t first = 0; first < n; first += at_a_time) {
         const bool last = first + at_a_time >= n;
         amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : at_a_time, panel, end, last ? then : again,

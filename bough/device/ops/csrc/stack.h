@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time, where tiles do not ask for more
 constexpr int64_t FEW_TOKENS = 6;
-constexpr int64_t FORESEEN = 1 << 16;    // words that a thread reads ahead while it waits: a quarter of a cache
+constexpr int64_t FORESEEN = 1 << 16;    // words of the next layer that a thread reads ahead: an eighth of a cache
 
 // Tokens whose gates and values wait for each other, and the most panels of both that they are of.
 #if defined(BOUGH_AMX)
@@ -228,7 +228,8 @@ struct Stack {
 
     // Of panels [first, last), as if they were all of one part: nothing but what is asked for ahead depends on it.
     Place place(const LinearParts& l, int64_t first, int64_t last) const {
-        return {panel_at(l, first), (last - first) * read_words(*l.part[0], tokens())};
+        const int64_t words = (last - first) * read_words(*l.part[0], tokens());
+        return {panel_at(l, first), words < FORESEEN ? words : FORESEEN};
     }
 
     // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
