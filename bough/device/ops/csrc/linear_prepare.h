@@ -293,27 +293,15 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t
     *(GroupMeta*)(to + words) = {scale, scale * (float)all, -zero * all, 0};
 }
 
+#if defined(BOUGH_AMX)
 // Both digits of integers, side by side as they are in a row, and what they add up to.
 struct Digits16 {
     int8_t *upper, *lower;
     vi upper_sum = vi{}, lower_sum = vi{};
 
-    // Those of x[WIDTH] * inverse, at `at`.
+    // Those of x[WHOLE_INPUTS] * inverse, at `at`. Packing takes four pieces of four values from each vector in turn.
     template <typename T>
     INLINE void put(const T* x, vf inverse, int64_t at) {
-        const vf magic = splat(12582912.0f);    // 1.5 * 2^23: adding it rounds to an integer
-        const vi q = (vi)(load(x) * inverse + magic) - 0x4b400000, high = (q + 128) >> 8, low = q - high * 256;
-        const vb high_bytes = lowest_bytes(high), low_bytes = lowest_bytes(low);
-        memcpy(upper + at, &high_bytes, sizeof high_bytes);
-        memcpy(lower + at, &low_bytes, sizeof low_bytes);
-        upper_sum += high;
-        lower_sum += low;
-    }
-
-#if defined(__AVX512VNNI__)
-    // The same of 64 values, two integers in a lane: packing takes four pieces of four values from each vector in turn.
-    template <typename T>
-    INLINE void put_many(const T* x, vf inverse, int64_t at) {
         const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
         const auto nearest = [&](int i) { return _mm512_cvtps_epi32((__m512)(load(x + i * WIDTH) * inverse)); };
         const __m512i a = _mm512_packs_epi32(nearest(0), nearest(1)), b = _mm512_packs_epi32(nearest(2), nearest(3));
@@ -327,7 +315,6 @@ struct Digits16 {
         upper_sum = (vi)_mm512_dpbusd_epi32((__m512i)upper_sum, ones, high_bytes);
         lower_sum = (vi)_mm512_dpbusd_epi32((__m512i)lower_sum, ones, low_bytes);
     }
-#endif
 };
 
 // A row as two digits, with one scale.
@@ -336,22 +323,20 @@ void prepare_digits(const T* x, int64_t n_in, int64_t words, int zero, uint32_t*
     constexpr float MOST = 127 * 256 + 127;
     float inverse, scale = scale_of(largest(x, n_in), inverse, MOST);
     Digits16 digits = {(int8_t*)to, (int8_t*)(to + words)};
-    int64_t i = 0;
     if (inverse == 0) {     // what is not finite is not to be multiplied
         memset(to, 0, 8 * words);
-        n_in = i = 4 * words;
+        n_in = 0;
     }
-#if defined(__AVX512VNNI__)
-    for (; i + 4 * WIDTH <= n_in; i += 4 * WIDTH) digits.put_many(x + i, splat(inverse), i);
-#endif
-    for (; i < 4 * words; i += WIDTH) {
-        T padded[WIDTH] = {};
-        const bool whole = i + WIDTH <= n_in;
-        if (!whole && i < n_in) memcpy(padded, x + i, sizeof(T) * (n_in - i));
-        digits.put(whole ? x + i : padded, splat(inverse), i);
+    int64_t i = 0;
+    for (; i + WHOLE_INPUTS <= n_in; i += WHOLE_INPUTS) digits.put(x + i, splat(inverse), i);
+    if (i < n_in) {
+        T padded[WHOLE_INPUTS] = {};
+        memcpy(padded, x + i, sizeof(T) * (n_in - i));
+        digits.put(padded, splat(inverse), i);
     }
     *(GroupMeta*)(to + 2 * words) = {scale, 0, -zero * sum(digits.upper_sum), -zero * sum(digits.lower_sum)};
 }
+#endif
 
 // Whether n rows of x can be read as they are. Tiles read many rows again and again from the first-level cache, where those
 // that lie a multiple of 4096 bytes apart take each other's places.
@@ -372,8 +357,10 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
             prepare_bf16(x, l.n_in, to);
         else if (l.kind == LINEAR_ROTATED)
             prepare_rotated(x, l.n_in, words, zero_of(l.kind), to);
+#if defined(BOUGH_AMX)
         else if (l.kind == LINEAR_Q4_WHOLE)
             prepare_digits(x, l.n_in, words, zero_of(l.kind), to);
+#endif
         else if (groups_together(l.kind) == 2)
             prepare_groups<2>(x, l.n_in, words, zero_of(l.kind), to);
         else

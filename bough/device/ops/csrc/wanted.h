@@ -33,12 +33,12 @@ struct Wanted {
     }
 
     void add(const uint32_t* words, int64_t n) {
-        const char *at = (const char*)words, *end = (const char*)(words + n);
+        const char *from = (const char*)words, *end = (const char*)(words + n);
         if (lines > MOST_LINES) return;
-        if (count && stretch[count - 1].end == at)
+        if (count && stretch[count - 1].end == from)
             stretch[count - 1].end = end;
         else if (count < MOST)
-            stretch[count++] = {at, end};
+            stretch[count++] = {from, end};
         lines += ceil_to(n, PANEL) / PANEL;
     }
 
