@@ -157,8 +157,8 @@ def test_bits_depend_on_the_row_alone(ops: Ops, kind: Kind, threads: int, n_out:
 @pytest.mark.parametrize("kind", list(Kind), ids=lambda k: k.name, indirect=True)
 @pytest.mark.parametrize(("n_in", "group"), [(1312, 32), (2048, 32), (4096, 128), (5632, 256)])
 def test_bits_of_many_rows_are_those_of_few(ops: Ops, kind: Kind, n_in: int, group: int) -> None:
-    # Several passes, the last of which may be half a scale's, or begin within a group; rows that lie a page apart; and in
-    # parts.
+    # Several passes, the last of which may be half a scale's, or begin within a group; rows that lie a page apart,
+    # and in parts.
     n_in = 1280 if n_in == 1312 and kind in SUPER else n_in
     weight = random_weight(kind, 70, n_in, 32 if kind in SUPER else group)
     apply, x = ops.packed_linear(weight, None), randn(790, n_in).bfloat16()
