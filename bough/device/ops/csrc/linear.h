@@ -17,30 +17,37 @@
 
 namespace {
 
-// out[rows, columns] of one tile, with bias, in the type of the output.
-template <typename T>
-INLINE void finish_tile(const PackedLinear& l, const float* tile, int stride, int rows, int64_t first, int columns,
-                        T* out, int64_t out_stride) {
-    for (int r = 0; r < rows; ++r) {
-        const float* from = tile + r * stride;
-        T* to = out + r * out_stride;
-        int i = 0;
-        for (; i + WIDTH <= columns; i += WIDTH) {
-            vf value = loadf(from + i);
-            if (l.bias) value += loadf(l.bias + first + i);
-            store(to + i, value);
+// out[rows] of P panels from `panel` on, in their places behind `out`, with bias, in the type of the output. value(r, i): what
+// WIDTH outputs of row r come to, from output i of these panels on.
+template <int P, typename Value, typename T>
+INLINE void finish_panels(const PackedLinear& l, const Value& value, int rows, int64_t panel, T* out, int64_t out_stride) {
+    const int64_t first = panel * PANEL, columns = l.n_out - first;
+    const float* bias = l.bias ? l.bias + first : nullptr;
+    out += first;
+    if (__builtin_expect(columns >= P * PANEL && !bias, 1)) {
+        for (int r = 0; r < rows; ++r)
+#pragma GCC unroll 8
+            for (int i = 0; i < P * PANEL; i += WIDTH) store(out + r * out_stride + i, value(r, i));
+        return;
+    }
+    for (int r = 0; r < rows; ++r, out += out_stride) {
+        for (int i = 0; i < P * PANEL; i += WIDTH) {
+            vf x = value(r, i);
+            if (i + WIDTH <= columns) {
+                if (bias) x += loadf(bias + i);
+                store(out + i, x);
+            } else {
+                float rest[WIDTH];
+                storef(rest, x);
+                for (int j = 0; i + j < columns; ++j) store_one(out + i + j, bias ? rest[j] + bias[i + j] : rest[j]);
+            }
         }
-        for (; i < columns; ++i) store_one(to + i, l.bias ? from[i] + l.bias[first + i] : from[i]);
     }
 }
 
-// The same of P panels from `panel` on, whose outputs lie in their places behind `out`.
-template <int P, typename T>
-INLINE void finish_panels(const PackedLinear& l, const float* sums, int rows, int64_t panel, T* out, int64_t out_stride) {
-    const int64_t first = panel * PANEL;
-    const int columns = (int)(l.n_out - first < P * PANEL ? l.n_out - first : P * PANEL);
-    finish_tile(l, sums, P * PANEL, rows, first, columns, out + first, out_stride);
-}
+// Sums of a block of P panels, [rows][P * PANEL], as they are.
+template <int P>
+INLINE auto sums_of(const float* sums) { return [=](int r, int i) { return loadf(sums + r * P * PANEL + i); }; }
 
 // P panels from `panel` on, for n rows, up to `BLOCK` at a time.
 template <typename Tile, int P, int BLOCK, typename T>
@@ -53,7 +60,7 @@ void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int
         float tile[BLOCK * P * PANEL];
         next.take(turn, turns, P);
         run_tile<Tile, P, BLOCK>(l, {x.row(row), x.stride}, rows, panel, next, tile);
-        finish_panels<P>(l, tile, rows, panel, out + row * out_stride, out_stride);
+        finish_panels<P>(l, sums_of<P>(tile), rows, panel, out + row * out_stride, out_stride);
         row += rows;
     }
 }
@@ -88,7 +95,8 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
                  T* out, int64_t out_stride, bool compact) {
 #if defined(BOUGH_AMX)
     amx_blocks<Pairs>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
-        finish_panels<decltype(width)::value>(l, sums, rows, at, out + row * out_stride, out_stride);
+        constexpr int P = decltype(width)::value;
+        finish_panels<P>(l, sums_of<P>(sums), rows, at, out + row * out_stride, out_stride);
     });
 #else
 #if defined(__AVX512BF16__)
@@ -105,8 +113,8 @@ void rotated_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int6
     if (n >= AMX_ROTATED_ROWS)
         return amx_blocks<Bytes>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
             constexpr int P = decltype(width)::value;
-            scale_rotated<P>(l, {x.row(row), x.stride}, rows, at, true, sums);
-            finish_panels<P>(l, sums, rows, at, out + row * out_stride, out_stride);
+            const auto value = rotated_sums<P>(l, {x.row(row), x.stride}, at, true, sums);
+            finish_panels<P>(l, value, rows, at, out + row * out_stride, out_stride);
         });
 #endif
     slice_of<RotatedTile>(l, x, n, panel, end, then, out, out_stride);
@@ -127,8 +135,8 @@ void whole_slice([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const 
     }
     const auto finish = [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
         constexpr int P = decltype(width)::value;
-        scale_digits<P>(l, {x.row(row), x.stride}, rows, at, sums);
-        finish_panels<P>(l, sums, rows, at, out + row * out_stride, out_stride);
+        const auto value = digit_sums<P>(l, {x.row(row), x.stride}, at, sums);
+        finish_panels<P>(l, value, rows, at, out + row * out_stride, out_stride);
     };
     if (n <= AMX_ROWS)
         amx_few_digits(l, x, n, panel, end, then, finish);
@@ -217,8 +225,20 @@ struct PackedCall {
         // Whole pairs of panels, which every kind multiplies in one pass.
         int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
-        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, {},
-                     c.out + first * c.out_stride, c.out_stride, reads_compact(c.l, c.rows));
+        PreparedRows mine = {c.prepared.row(first), c.prepared.stride};
+        if (!c.prepared.at) {
+            mine = c.room(n);
+            prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, n, (uint32_t*)mine.at);
+        }
+        linear_slice(c.l, mine, n, begin * PANEL, end * PANEL, {}, c.out + first * c.out_stride, c.out_stride,
+                     reads_compact(c.l, c.rows));
+    }
+
+    // Where n prepared rows go.
+    PreparedRows room(int64_t n) const {
+        const PreparedRows to = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, n)), prepared_stride(l)};
+        if (!to.at) __builtin_trap();
+        return to;
     }
 
     void run(int threads) {
@@ -232,7 +252,7 @@ struct PackedCall {
 #if defined(BOUGH_AMX)
         // Weights that tiles begin a range with have not been asked for.
         if (has_blocks(l, rows)) {
-            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), 8 * amx_panels(l));
+            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), 8 * amx_panels(l, rows));
             if (n_ranges > n_pairs) n_ranges = n_pairs;
         }
 #endif
@@ -244,9 +264,11 @@ struct PackedCall {
         if (work < threads) threads = 1;
         if (is_prepared(l, x, l.n_in, rows)) {
             prepared = {(const uint32_t*)x, l.n_in / 2};
+        } else if (has_blocks(l, rows) && n_ranges <= threads) {
+            // By each thread for itself: reading what another core has just written takes longer.
+            prepared = {};
         } else {
-            prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};
-            if (!prepared.at) __builtin_trap();
+            prepared = room(rows);
             parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > SERIAL_INPUTS ? threads : 1, prepare, this);
         }
         parallel_items(n_ranges * row_blocks, threads, body, this);

@@ -22,9 +22,11 @@ INLINE int64_t amx_pass_words(const PackedLinear& l) {
 // How many of those rows there are.
 INLINE int64_t amx_some_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
 
-// Panels that those weights are, in whole pairs. Of four bits, those that come next take half as much.
-INLINE int64_t amx_panels(const PackedLinear& l) {
-    const int64_t words = l.kind == LINEAR_Q4_WHOLE ? 2 * AMX_WEIGHT_WORDS : AMX_WEIGHT_WORDS;
+// Panels that those weights are for n rows, in whole pairs. Of four bits, those that come next take half as much; but they are
+// read while nothing is multiplied if these are spread at one go, which few rows do not make up for.
+INLINE int64_t amx_panels(const PackedLinear& l, int64_t n) {
+    constexpr int64_t FEW = 96;
+    const int64_t words = l.kind != LINEAR_Q4_WHOLE ? AMX_WEIGHT_WORDS : n <= FEW ? AMX_WEIGHT_WORDS / 2 : 2 * AMX_WEIGHT_WORDS;
     const int64_t panels = words / (amx_pass_words(l) * PANEL) / 2 * 2;
     return panels ? panels : 2;
 }
@@ -74,8 +76,8 @@ struct PaddedTile {
     }
 };
 
-// What words hold: pairs of bf16, or bytes, signed of rows and unsigned of weights, whose sums are integers, or two digits of
-// rows; and how many rows a block has at most.
+// What words hold: pairs of bf16; bytes, signed of rows and unsigned of weights, whose sums are integers; or two digits of rows
+// and signed bytes of weights. And how many rows a block has at most.
 struct Pairs : PairTiles {
     static constexpr bool DIGITS = false;
     static constexpr int ROWS = AMX_ROWS;
@@ -84,7 +86,7 @@ struct Bytes : ByteTiles {
     static constexpr bool DIGITS = false;
     static constexpr int ROWS = AMX_ROWS;
 };
-struct Digits : ByteTiles {
+struct Digits : SignedByteTiles {
     static constexpr bool DIGITS = true;
     static constexpr int ROWS = TILE_ROWS;
 };
@@ -239,7 +241,7 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
     constexpr int64_t SUMS = AMX_ROWS * 2 * PANEL;      // of a block of rows and two panels
     const int64_t words = input_words(l), size = panel_words(l), turns = ceil_div(n, Words::ROWS);
     const bool asks = DIGITS || turns > 1;
-    const int64_t step = asks ? amx_pass_words(l) : words, most = asks ? amx_panels(l) : end - panel;
+    const int64_t step = asks ? amx_pass_words(l) : words, most = asks ? amx_panels(l, n) : end - panel;
     const bool passes = step < words;
     alignas(64) float one[SUMS];
     float* all = passes ? (float*)scratch(SCRATCH_SUMS, turns * ceil_div(most, 2) * SUMS * 4) : one;
@@ -337,8 +339,8 @@ struct DigitSums {
         }
         if constexpr (I < P) {
             if constexpr (BLOCK == 0) tile_load<6 + I>(w + I * stride, 64);
-            tile_bytes<BLOCK + I, UPPER, 6 + I>();
-            tile_bytes<2 + BLOCK + I, LOWER, 6 + I>();
+            tile_signed_bytes<BLOCK + I, UPPER, 6 + I>();
+            tile_signed_bytes<2 + BLOCK + I, LOWER, 6 + I>();
             add_block<BLOCK, UPPER, LOWER, I + 1>(w, stride, word);
         }
     }

@@ -136,6 +136,23 @@ INLINE float largest(const T* x, int64_t n) {
     return finite_or_nan(top);
 }
 
+INLINE float largest(const bf16* x, int64_t n) {
+    constexpr int64_t N = 2 * WIDTH;
+    typedef int16_t Magnitudes __attribute__((vector_size(2 * N)));
+    Magnitudes best = {};
+    int64_t i = 0;
+    for (; i + N <= n; i += N) {
+        Magnitudes bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fff;
+        best = bits > best ? bits : best;
+    }
+    const vi first = (vi)best & 0xffff, second = (vi)best >> 16;
+    int32_t top = max_lane(first > second ? first : second);
+    for (; i < n; ++i) top = (x[i] & 0x7fff) > top ? x[i] & 0x7fff : top;
+    return finite_or_nan(top << 16);
+}
+
 // x[n] -> bytes, padded with zeros up to `padded`; returns their sum.
 template <typename T>
 INLINE int32_t to_bytes(const T* x, int64_t n, int64_t padded, float inverse, int8_t* bytes) {

@@ -253,21 +253,18 @@ struct Q6KFormat {
     }
 };
 
-// Sums of products of bytes, sums [rows][P * PANEL], become what they stand for, in their places. `start`: whether the weights'
-// zero is still among them.
+// What sums of products of bytes, [rows][P * PANEL], stand for. `start`: whether the weights' zero is still among them.
 template <int P>
-INLINE void scale_rotated(const PackedLinear& l, const PreparedRows& x, int rows, int64_t panel, bool start, float* sums) {
+INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t panel, bool start, const float* sums) {
     const float* scales = (const float*)l.scale + panel * PANEL;
     const int64_t words = input_words(l);
-    for (int r = 0; r < rows; ++r) {
+    return [=](int r, int i) {
         const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
-        for (int i = 0; i < P * PANEL; i += WIDTH, sums += WIDTH) {
-            vi sum;
-            memcpy(&sum, sums, sizeof sum);
-            if (start) sum += m.start;
-            storef(sums, to_float(sum) * splat(m.scale) * loadf(scales + i));
-        }
-    }
+        vi sum;
+        memcpy(&sum, sums + r * P * PANEL + i, sizeof sum);
+        if (start) sum += m.start;
+        return to_float(sum) * splat(m.scale) * loadf(scales + i);
+    };
 }
 
 // Bytes of which all inputs share a scale.
@@ -305,7 +302,9 @@ struct RotatedTile : WholePanels {
                 if (CHAINS > 1) sum += sums[CHAINS - 1].at[r][j];
                 storef(out + r * P * PANEL + j * WIDTH, (vf)sum);
             }
-        scale_rotated<P>(l, x, R, panel, !LOSES_ZERO<255>, out);
+        const auto value = rotated_sums<P>(l, x, panel, !LOSES_ZERO<255>, out);
+        for (int r = 0; r < R; ++r)
+            for (int i = 0; i < P * PANEL; i += WIDTH) storef(out + r * P * PANEL + i, value(r, i));
     }
 };
 

@@ -31,7 +31,8 @@ INLINE const uint32_t* whole_steps(const PackedLinear& l, int64_t panel) {
 struct WholeTables {
     __m512i at[QUAD];
 
-    // `steps`: of four groups, of which this is `group`.
+    // `steps`: of four groups, of which this is `group`. SIGNED: w - 128 instead of w.
+    template <bool SIGNED>
     INLINE void fill(const uint32_t* steps, int group) {
         static const int32_t step_places[4] = {0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c};
         static const int32_t start_places[4] = {0x03020302, 0x07060706, 0x0b0a0b0a, 0x0f0e0f0e};
@@ -45,6 +46,7 @@ struct WholeTables {
             const __m512i even = _mm512_add_epi16(_mm512_mullo_epi16(step, twice), start);
             const __m512i odd = _mm512_add_epi16(even, step);
             at[d] = _mm512_ternarylogic_epi32(_mm512_srli_epi16(even, 8), odd, upper, 0xf8);
+            if (SIGNED) at[d] = _mm512_xor_si512(at[d], _mm512_set1_epi8((char)0x80));
         }
     }
 };
@@ -64,14 +66,14 @@ struct WholeWeights {
 };
 
 // Calls each(block, tables) for the blocks [block, blocks) of 32 inputs of a panel.
-template <typename Each>
+template <bool SIGNED, typename Each>
 INLINE void each_whole_block(const PackedLinear& l, int64_t panel, int64_t block, int64_t blocks, const Each& each) {
     const int64_t of_group = l.group / GROUP;
     const uint32_t* steps = whole_steps(l, panel);
     WholeTables tables;
     for (int64_t group = block / of_group; block < blocks; ++group) {
         __builtin_prefetch(steps + group * PANEL + STEPS_AHEAD, 0, 2);
-        tables.fill(steps + group / 4 * QUAD * PANEL, group % 4);
+        tables.template fill<SIGNED>(steps + group / 4 * QUAD * PANEL, group % 4);
         const int64_t end = (group + 1) * of_group;
         for (; block < blocks && block < end; ++block) each(block, tables);
     }
@@ -87,13 +89,13 @@ INLINE void store_words(const __m512i (&x)[QUAD], uint32_t* to) {
     _mm512_store_si512(to + 3 * PANEL, _mm512_unpackhi_epi64(c, d));
 }
 
-// Words [from, to) of a panel as those of one of 8 bits: uint32 [to - from][PANEL]. Asks for what is wanted for every 32
+// Words [from, to) of a panel as those of one of 8 signed bits: uint32 [to - from][PANEL]. Asks for what is wanted for every 32
 // inputs.
 inline void spread_panel(const PackedLinear& l, int64_t panel, int64_t from, int64_t to, Wanted& later, uint32_t* words) {
     constexpr int WORDS = GROUP / 4;
     const uint32_t* w = l.weight + panel * panel_words(l);
     words -= from * PANEL;
-    each_whole_block(l, panel, from / WORDS, to / WORDS, [&](int64_t block, const WholeTables& tables) {
+    each_whole_block<true>(l, panel, from / WORDS, to / WORDS, [&](int64_t block, const WholeTables& tables) {
         later.ask();
         __m512i low[QUAD], high[QUAD];
 #pragma GCC unroll 4
@@ -107,26 +109,23 @@ inline void spread_panel(const PackedLinear& l, int64_t panel, int64_t from, int
     });
 }
 
-// What sums of both digits, upper and lower, of a row come to.
+// What sums of both digits of a row, upper and lower, come to.
 INLINE vf scale_digits(vi upper, vi lower, const GroupMeta& m, vf scale) {
-    const vf sum = fma(to_float(upper + m.start), splat(256), to_float(lower + m.start_low));
-    return sum * splat(m.scale) * scale;
+    return fma(to_float(upper), splat(256), to_float(lower)) * splat(m.scale) * scale;
 }
 
-// The same of sums as tiles leave them, [2][TILE_ROWS][P * PANEL]; those of the upper digits become what they stand for.
+// The same of sums as tiles leave them, [2][TILE_ROWS][P * PANEL], of signed weights.
 template <int P>
-INLINE void scale_digits(const PackedLinear& l, const PreparedRows& x, int rows, int64_t panel, float* sums) {
+INLINE auto digit_sums(const PackedLinear& l, const PreparedRows& x, int64_t panel, const float* sums) {
     const float* scales = (const float*)l.scale + panel * PANEL;
     const int64_t words = 2 * input_words(l);
-    for (int r = 0; r < rows; ++r) {
+    return [=](int r, int i) {
         const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
-        for (int p = 0; p < P; ++p, sums += PANEL) {
-            vi upper, lower;
-            memcpy(&upper, sums, sizeof upper);
-            memcpy(&lower, sums + TILE_ROWS * P * PANEL, sizeof lower);
-            storef(sums, scale_digits(upper, lower, m, loadf(scales + p * PANEL)));
-        }
-    }
+        vi upper, lower;
+        memcpy(&upper, sums + r * P * PANEL + i, sizeof upper);
+        memcpy(&lower, sums + (TILE_ROWS + r) * P * PANEL + i, sizeof lower);
+        return scale_digits(upper, lower, m, loadf(scales + i));
+    };
 }
 
 // Few rows, without tiles. Every line is asked for: spreading leaves little time to wait.
@@ -147,7 +146,7 @@ struct WholeTile : WholePanels {
         __m512i upper[R][QUAD], lower[R][QUAD];
         for (int r = 0; r < R; ++r)
             for (int d = 0; d < QUAD; ++d) upper[r][d] = lower[r][d] = __m512i{};
-        each_whole_block(l, panel, 0, whole_blocks(l), [&](int64_t block, const WholeTables& tables) {
+        each_whole_block<false>(l, panel, 0, whole_blocks(l), [&](int64_t block, const WholeTables& tables) {
 #pragma GCC unroll 4
             for (int d = 0; d < QUAD; ++d) next.template ahead<1>(w, (block * QUAD + d) * PANEL, AHEAD_WORDS);
             next.ask();
@@ -169,7 +168,8 @@ struct WholeTile : WholePanels {
         const vf scale = loadf((const float*)l.scale + panel * PANEL);
         for (int r = 0; r < R; ++r) {
             const GroupMeta& meta = *(const GroupMeta*)(x.row(r) + 2 * words);
-            storef(out + r * PANEL, scale_digits(fold_quads(upper[r]), fold_quads(lower[r]), meta, scale));
+            const vi high = fold_quads(upper[r]) + meta.start, low = fold_quads(lower[r]) + meta.start_low;
+            storef(out + r * PANEL, scale_digits(high, low, meta, scale));
         }
     }
 };

@@ -157,9 +157,9 @@ struct Stack {
         return GATED_ROWS;
     }
 
-    static int64_t panels_kept([[maybe_unused]] const LinearParts& l) {
+    int64_t panels_kept([[maybe_unused]] const LinearParts& l) const {
 #if defined(BOUGH_AMX)
-        return amx_panels(*l.part[0]);
+        return amx_panels(*l.part[0], tokens());
 #else
         return STACK_CHUNK;
 #endif
