@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-# By path: importing the package would need what is only about to be installed.
 BUILD = Path(__file__).parent / "bough" / "device" / "ops" / "build.py"
-spec = importlib.util.spec_from_file_location("bough_kernel_build", BUILD)
-assert spec is not None and spec.loader is not None
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+
+
+def builder() -> ModuleType:
+    """What compiles the kernels, by path: importing the package would need what is only about to be installed."""
+    spec = importlib.util.spec_from_file_location("bough_kernel_build", BUILD)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class BuildKernels(build_ext):
@@ -34,7 +39,7 @@ class BuildKernels(build_ext):
     def build_extension(self, extension: Extension) -> None:
         target = Path(self.get_ext_fullpath(extension.name))
         try:
-            print(f"bough: kernels for {', '.join(build.compile_library(target))}")
+            print(f"bough: kernels for {', '.join(builder().compile_library(target))}")
         except Exception as error:
             print(f"bough: no compiled kernels: {error}")
 

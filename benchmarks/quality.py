@@ -22,6 +22,7 @@ from bough.device.attention.base import AttentionBatch
 from bough.device.attention.paged import PagedAttention
 from bough.device.layers.context import LayerContext
 from bough.device.layers.source import TensorSource
+from bough.device.ops.library import load
 from bough.device.ops.registry import resolve_ops
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.text import load_text
@@ -130,7 +131,8 @@ def main() -> None:
         found[path.stem] = measure(path)
         print(table(found[path.stem]))
     if arguments.output:
-        whole = {"benchmark": "quality", "machine": facts(), "models": found}
+        library = load().library
+        whole = {"benchmark": "quality", "machine": facts(), "isa": library.isa() if library else None, "models": found}
         arguments.output.write_text(json.dumps(whole, indent=1) + "\n")
     if arguments.document:
         text = arguments.document.read_text()

@@ -31,7 +31,8 @@ OPTIONAL = {
 """Optional package -> what is not there without it."""
 
 
-BEST = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni", "asimddp": "dotprod"}
+BEST = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512",
+        "avx_vnni": "avxvnni", "avx2": "avx2", "asimddp": "dotprod"}  # fmt: skip
 """Feature of a processor -> the kernels that use it; the first of those that it has are the best for it."""
 
 

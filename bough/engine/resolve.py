@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
-from bough.device.platform.cpu import features, usable_processors
+from bough.device.platform.cpu import features, usable_cores, usable_processors
 
 
 class Defaults(NamedTuple):
@@ -78,7 +78,7 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
         if device == "cpu":
             if TILES <= set(features(root)) and config.model.dtype != "float32":
                 step_tokens = TILES_TOKENS
-            step_tokens = min(step_tokens * (threads or usable_processors()), MOST_DEFAULT_TOKENS)
+            step_tokens = min(step_tokens * (threads or usable_cores()), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)
     if step_tokens < max_running:

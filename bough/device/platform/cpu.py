@@ -23,6 +23,13 @@ def usable_processors(root: Path = Path("/")) -> int:
     return n if quota is None else min(n, max(1, int(quota)))
 
 
+def usable_cores(root: Path = Path("/")) -> int:
+    """Cores that those processors are, of which each may be several: they share what kernels keep busy."""
+    topology = root / "sys/devices/system/cpu"
+    cores = {_read(topology / f"cpu{n}/topology/thread_siblings_list") or n for n in os.sched_getaffinity(0)}
+    return min(len(cores), usable_processors(root))
+
+
 def spare_onednn(root: Path = Path("/")) -> None:
     """Keep torch's oneDNN from tiles (AMX) whose sizes the processor does not tell, before it multiplies anything.
 
@@ -41,14 +48,14 @@ class CpuPlatform:
     name = "cpu"
 
     def __init__(self, threads: int | None = None, root: Path = Path("/")) -> None:
-        """``threads`` becomes torch's and the kernels' number; all usable processors by default.
+        """``threads`` becomes torch's and the kernels' number; all usable cores by default.
 
         ``root`` is where /proc and /sys hang.
         """
         self.device = torch.device("cpu")
         self._root = root
         spare_onednn(root)
-        self.threads = threads or usable_processors(root)
+        self.threads = threads or usable_cores(root)
         torch.set_num_threads(self.threads)
 
     def free_memory(self) -> int:

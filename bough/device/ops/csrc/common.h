@@ -149,7 +149,7 @@ struct PackedLinear {
     int64_t n_in;
     int64_t n_out;
     int kind;
-    int group;            // inputs per scale of Q8, Q4, Q4_MIN, Q4_ZERO and Q4_WHOLE: 32, 64 or 128
+    int group;            // inputs per scale of Q8, Q4, Q4_MIN, Q4_ZERO and Q4_WHOLE: 32, 64, 128 or 256
 };
 
 // A value of a compact weight that no code stands for: value `half` of word `word` of a unit of four words.

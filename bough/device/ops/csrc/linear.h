@@ -264,8 +264,8 @@ struct PackedCall {
         if (work < threads) threads = 1;
         if (is_prepared(l, x, l.n_in, rows)) {
             prepared = {(const uint32_t*)x, l.n_in / 2};
-        } else if (has_blocks(l, rows) && n_ranges <= threads) {
-            // By each thread for itself: reading what another core has just written takes longer.
+        } else if (has_blocks(l, rows) && threads == 2 && n_ranges == 2) {
+            // By both threads, each for itself: reading what another core has just written takes longer.
             prepared = {};
         } else {
             prepared = room(rows);

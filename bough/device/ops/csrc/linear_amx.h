@@ -53,9 +53,12 @@ struct Later {
     }
 
     // Behind a block of rows comes the one from `row` on, which another core may have written: its words [from, to).
-    void begin_rows(const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t from, int64_t to, int64_t steps) {
+    void begin_rows(const PackedLinear& l, const PreparedRows& x, int64_t row, int64_t n, int64_t block, int64_t from, int64_t to,
+                    int64_t steps) {
+        const int64_t words = input_words(l), digits = digits_of(l);
         rows.clear();
-        for (const int64_t last = row + block < n ? row + block : n; row < last; ++row) rows.add(x.row(row) + from, to - from);
+        for (const int64_t last = row + block < n ? row + block : n; row < last; ++row)
+            for (int64_t i = 0; i < digits; ++i) rows.add(x.row(row) + i * words + from, to - from);
         rows.spread(steps);
     }
 
@@ -274,7 +277,7 @@ void amx_some_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, in
                 if (rows != shaped) tiles.shape(block_shapes(shaped = rows));
                 const PreparedRows block = {x.row(row) + from, x.stride};
                 const uint32_t* second = DIGITS ? block.at + words : block.row(TILE_ROWS);
-                if (asks) later.begin_rows(x, row + rows, n, Words::ROWS, from, to, steps);
+                if (asks) later.begin_rows(l, x, row + rows, n, Words::ROWS, from, to, steps);
                 float* sums = passes ? all + row / Words::ROWS * ceil_div(most, 2) * SUMS : one;
                 int64_t at = chunk;
                 const auto pass = [&](auto two, auto width) {

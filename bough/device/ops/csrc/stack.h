@@ -13,6 +13,8 @@
 // states are (`ends`), the region ends with that KV, and a second one computes the rest of the layer for these alone.
 #pragma once
 
+#include <algorithm>
+
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -288,10 +290,10 @@ struct Stack {
         if (!next.linear) return;
         const int64_t all = panels(*next.linear), words = read_words(*next.linear->part[0], tokens());
         const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
-        const int64_t most = FORESEEN / words, left = end - first;
-        const int64_t some = next.panels < all ? gated_chunk(*next.linear) : most, count = some < most ? some : most;
+        const int64_t left = end - first, some = next.panels < all ? gated_chunk(*next.linear) : left;
+        const int64_t size = (some < left ? some : left) * words;
         for (int64_t at = first; at < all; at += next.panels)
-            mine.foreseen.add(panel_at(*next.linear, at), (count < left ? count : left) * words);
+            mine.foreseen.add(panel_at(*next.linear, at), size < FORESEEN ? size : FORESEEN);
         mine.foreseen.pace = 1;
     }
 
@@ -506,15 +508,17 @@ struct Stack {
 // The wanted tokens as a step of their own: each is a row, its last token or one that has others behind it.
 struct Ends {
     StackCall call;
-    int32_t *rows, *starts, *lengths;
+    int32_t *rows, *starts, *lengths, *group_start, *group_rows;
 
     explicit Ends(const StackCall& whole) : call(whole) {
+        const AttentionCall& from = whole.attention;
         const int64_t n = whole.n_ends;
-        rows = (int32_t*)scratch(SCRATCH_ENDS, (3 * n + 1) * (int64_t)sizeof(int32_t));
+        rows = (int32_t*)scratch(SCRATCH_ENDS, (4 * n + from.n_groups + 2) * (int64_t)sizeof(int32_t));
         if (!rows) __builtin_trap();
         starts = rows + n;
         lengths = starts + n + 1;
-        const AttentionCall& from = whole.attention;
+        group_rows = lengths + n;
+        group_start = group_rows + n;
         for (int64_t e = 0, row = 0; e < n; ++e) {
             while (from.q_start[row + 1] <= whole.ends[e]) ++row;
             rows[e] = from.rows[row];
@@ -522,6 +526,17 @@ struct Ends {
             lengths[e] = from.seq_len[row] - (from.q_start[row + 1] - 1 - whole.ends[e]);
         }
         starts[n] = (int32_t)n;
+        // A row is of one group at most, which all its tokens have before them.
+        int32_t grouped = 0;
+        for (int g = 0; g < from.n_groups; ++g) {
+            group_start[g] = grouped;
+            for (int i = from.group_start[g]; i < from.group_start[g + 1]; ++i) {
+                const int32_t* of_row = from.q_start + from.group_rows[i];
+                int64_t e = std::lower_bound(whole.ends, whole.ends + n, of_row[0]) - whole.ends;
+                for (; e < n && whole.ends[e] < of_row[1]; ++e) group_rows[grouped++] = (int32_t)e;
+            }
+        }
+        group_start[from.n_groups] = grouped;
         call.layers = whole.layers + whole.n_layers - 1;
         call.n_layers = 1;
         call.embedded = whole.x;
@@ -530,7 +545,8 @@ struct Ends {
         call.attention.rows = rows;
         call.attention.q_start = starts;
         call.attention.seq_len = lengths;
-        call.attention.n_groups = 0;
+        call.attention.group_start = group_start;
+        call.attention.group_rows = group_rows;
     }
 };
 

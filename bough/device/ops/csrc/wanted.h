@@ -34,7 +34,7 @@ struct Wanted {
 
     void add(const uint32_t* words, int64_t n) {
         const char *from = (const char*)words, *end = (const char*)(words + n);
-        if (lines > MOST_LINES) return;
+        if (n == 0 || lines > MOST_LINES) return;
         if (count && stretch[count - 1].end == from)
             stretch[count - 1].end = end;
         else if (count < MOST)
