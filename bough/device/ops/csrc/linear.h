@@ -204,13 +204,14 @@ INLINE bool has_blocks([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] 
 template <typename T>
 struct PackedCall {
     static constexpr int64_t ROWS_BYTES = 384 << 10, SERIAL_INPUTS = 8192;
+    static constexpr int64_t BEGUN_WORDS = (256 << 10) / 4;     // of the next range, that are asked for
 
     const PackedLinear& l;
     const T* x;
     T* out;
     int64_t out_stride, rows;
     PreparedRows prepared;
-    int64_t n_pairs, n_ranges, rows_per_item, row_blocks;
+    int64_t n_pairs, n_ranges, rows_per_item, row_blocks, threads;
 
     static void prepare(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
@@ -222,16 +223,26 @@ struct PackedCall {
     static void body(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
         int64_t range = item % c.n_ranges, first = item / c.n_ranges * c.rows_per_item;
-        // Whole pairs of panels, which every kind multiplies in one pass.
-        int64_t begin = c.n_pairs * range / c.n_ranges * 2, end = c.n_pairs * (range + 1) / c.n_ranges * 2;
+        const int64_t begin = c.begin_of(range), end = c.begin_of(range + 1);
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
         PreparedRows mine = {c.prepared.row(first), c.prepared.stride};
         if (!c.prepared.at) {
             mine = c.room(n);
             prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, n, (uint32_t*)mine.at);
         }
-        linear_slice(c.l, mine, n, begin * PANEL, end * PANEL, {}, c.out + first * c.out_stride, c.out_stride,
-                     reads_compact(c.l, c.rows));
+        linear_slice(c.l, mine, n, begin * PANEL, end * PANEL, c.after(range), c.out + first * c.out_stride,
+                     c.out_stride, reads_compact(c.l, c.rows));
+    }
+
+    // The first panel of a range: whole pairs, which every kind multiplies in one pass.
+    int64_t begin_of(int64_t range) const { return n_pairs * range / n_ranges * 2; }
+
+    // What a thread probably takes next, if all take turns: worth asking for where tiles multiply blocks.
+    Then after(int64_t range) const {
+        range += threads;
+        if (!has_blocks(l, rows) || range >= n_ranges) return {};
+        const int64_t words = (begin_of(range + 1) - begin_of(range)) * panel_words(l);
+        return {l.weight + begin_of(range) * panel_words(l), nullptr, words < BEGUN_WORDS ? words : BEGUN_WORDS};
     }
 
     // Where n prepared rows go.
@@ -241,7 +252,8 @@ struct PackedCall {
         return to;
     }
 
-    void run(int threads) {
+    void run(int n_threads) {
+        threads = n_threads;
         n_pairs = ceil_div(l.n_out, 2 * PANEL);
         // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
         // be worth the handing out: some 128 KB of weights per row block.
@@ -249,16 +261,17 @@ struct PackedCall {
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
+        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile; in
+        // tiles the weights do.
+        row_blocks = ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
 #if defined(BOUGH_AMX)
+        if (in_blocks(l, rows)) row_blocks = 1;
         // Weights that tiles begin a range with have not been asked for.
         if (has_blocks(l, rows)) {
             n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), 8 * amx_panels(l, rows));
             if (n_ranges > n_pairs) n_ranges = n_pairs;
         }
 #endif
-        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile; in
-        // tiles the weights do.
-        row_blocks = has_blocks(l, rows) ? 1 : ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
         rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);
         row_blocks = ceil_div(rows, rows_per_item);
         if (work < threads) threads = 1;
@@ -269,9 +282,9 @@ struct PackedCall {
             prepared = {};
         } else {
             prepared = room(rows);
-            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > SERIAL_INPUTS ? threads : 1, prepare, this);
+            parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > SERIAL_INPUTS ? (int)threads : 1, prepare, this);
         }
-        parallel_items(n_ranges * row_blocks, threads, body, this);
+        parallel_items(n_ranges * row_blocks, (int)threads, body, this);
     }
 };
 
