@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
-from bough.device.platform.cpu import features, usable_cores, usable_processors
+from bough.device.platform.cpu import features, usable_cores
 
 
 class Defaults(NamedTuple):
@@ -78,14 +78,14 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
         if device == "cpu":
             if TILES <= set(features(root)) and config.model.dtype != "float32":
                 step_tokens = TILES_TOKENS
-            step_tokens = min(step_tokens * (threads or usable_cores()), MOST_DEFAULT_TOKENS)
+            step_tokens = min(step_tokens * (threads or usable_cores(root)), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
-    depth = _depth(device, threads) if schedule.depth is None else schedule.depth
+    depth = _depth(device, threads, root) if schedule.depth is None else schedule.depth
     return replace(
         config,
         device=replace(config.device, device=device),
@@ -94,12 +94,12 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
     )
 
 
-def _depth(device: Literal["cpu", "cuda"], threads: int | None) -> Literal[0, 1]:
+def _depth(device: Literal["cpu", "cuda"], threads: int | None, root: Path) -> Literal[0, 1]:
     """Whether the host works while the device computes: on a core that computes, it would take what it saves. Of four
     workloads on two cores that both compute, a single stream is 19 % slower with it, JSON 22 %, chat is equal, and
     independent requests are 4 % faster (benchmarks/results/depth.json). With one of two to spare, independent requests
     are 4 % faster, the others equal within what repeats differed by (depth-spare.json)."""
-    spare = threads is not None and threads < usable_processors()
+    spare = threads is not None and threads < usable_cores(root)
     return 1 if device == "cuda" or spare else 0
 
 

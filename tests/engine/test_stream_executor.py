@@ -161,11 +161,11 @@ def test_random_weights_of_a_config(tiny_model: Path, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_host_works_beside_a_device_that_leaves_it_a_core(
     device: Literal["cpu", "cuda"], threads: int | None, asked: Literal[0, 1] | None, depth: int,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
     config = Config(device=DeviceConfig(threads=threads), schedule=ScheduleConfig(depth=asked))
-    assert resolve(config, device).schedule.depth == depth
+    assert resolve(config, device, tmp_path).schedule.depth == depth
 
 
 @pytest.mark.parametrize(

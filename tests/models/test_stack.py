@@ -135,7 +135,8 @@ Step = tuple[list[int], list[int], int]
 """Lengths of sequences, how many of their tokens are new, and how many of their first tokens they share."""
 
 Forward = Callable[..., tuple[Tensor, list[Tensor]]]
-"""A step, and the tokens whose hidden states are wanted, if not all -> hidden states and caches after it."""
+"""A step, the tokens whose hidden states are wanted, if not all, and groups, if not one of all -> hidden states and
+caches after it."""
 
 
 def model_of(
@@ -150,7 +151,9 @@ def model_of(
     assert (model._stack is None) == isinstance(ops, Layered)
 
     @torch.inference_mode()
-    def forward(step: Step, ends: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def forward(
+        step: Step, ends: list[int] | None = None, groups: SharedGroups | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
         lengths, new, shared = step
         g = torch.Generator().manual_seed(4)
         shape = (config["num_hidden_layers"], 2, CELLS, config["num_key_value_heads"], config["head_dim"])
@@ -172,7 +175,7 @@ def model_of(
             seq_len=torch.tensor(lengths).int(),
             positions=torch.tensor(positions).int(),
             out_loc=torch.tensor(out_loc).int(),
-            groups=group_of(len(lengths), shared) if shared > 256 else None,
+            groups=groups or (group_of(len(lengths), shared) if shared > 256 else None),
             ends=None if ends is None else torch.tensor(ends).int(),
         )
         attention.plan(batch)
@@ -279,6 +282,19 @@ def test_states_that_nobody_wants_are_not_computed(isa: str, ends: list[int]) ->
     others = [i for i in range(len(hidden)) if i >= len(ends) and i not in ends]
     assert hidden[others].isnan().all(), "a state that nobody wants was written"
     assert all(torch.equal(a, b) for a, b in zip(caches, whole_caches, strict=True))
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_wanted_tokens_share_what_their_rows_share(isa: str) -> None:
+    """Rows of two groups and of none; of one nothing is wanted, of two two tokens."""
+    library = load().library
+    assert library is not None
+    new, ends = [1, 40, 17, 1, 2], [7, 40, 45, 57, 58, 60]
+    step = [260 + n + 10 * row for row, n in enumerate(new)], new, 260
+    groups = SharedGroups(*(torch.tensor(of).int() for of in ([0, 2, 4], [2, 0, 4, 3], [260, 256])))
+    hidden, _ = model_of(CpuOps(library, "under test"), MODELS[0], bf16)(step, ends, groups)
+    twin, _ = model_of(Layered(library), MODELS[0], bf16)(step)
+    assert torch.equal(hidden[ends], twin[ends]) and hidden[ends].isfinite().all()
 
 
 def test_the_op_is_left_out_where_it_does_not_fit() -> None:

@@ -35,8 +35,8 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
 
     * "auto": bfloat16 with compiled kernels keeps blocks that a file holds and there is a kernel for, and devices that
       multiply 8-bit floats keep those; all else is as "none".
-    * "none": the model's dtype. bfloat16 is packed for the kernels of this package: those of oneDNN are up to 15 %
-      faster for some shapes with 128 rows and more, but their bits depend on the number of rows. float32 is not packed;
+    * "none": the model's dtype. bfloat16 is packed for the kernels of this package: those of oneDNN are up to a quarter
+      faster for some shapes with hundreds of rows, but their bits depend on the number of rows. float32 is not packed;
       its bits do not depend on it, either.
     * "int8", "int4": rounded while loading; embedding and head to 8 bits. On the CPU 8 bits are those of the weight's
       Hadamard transform, with a scale for each output; on a GPU of the weight itself, those of embedding and head in

@@ -225,31 +225,21 @@ struct PackedCall {
         int64_t range = item % c.n_ranges, first = item / c.n_ranges * c.rows_per_item;
         const int64_t begin = c.begin_of(range), end = c.begin_of(range + 1);
         int64_t n = c.rows - first < c.rows_per_item ? c.rows - first : c.rows_per_item;
-        PreparedRows mine = {c.prepared.row(first), c.prepared.stride};
-        if (!c.prepared.at) {
-            mine = c.room(n);
-            prepare_rows(c.l, c.x + first * c.l.n_in, c.l.n_in, n, (uint32_t*)mine.at);
-        }
-        linear_slice(c.l, mine, n, begin * PANEL, end * PANEL, c.after(range), c.out + first * c.out_stride,
-                     c.out_stride, reads_compact(c.l, c.rows));
+        linear_slice(c.l, {c.prepared.row(first), c.prepared.stride}, n, begin * PANEL, end * PANEL, c.after(range),
+                     c.out + first * c.out_stride, c.out_stride, reads_compact(c.l, c.rows));
     }
 
     // The first panel of a range: whole pairs, which every kind multiplies in one pass.
     int64_t begin_of(int64_t range) const { return n_pairs * range / n_ranges * 2; }
 
-    // What a thread probably takes next, if all take turns: worth asking for where tiles multiply blocks.
+    // What the thread takes behind a range, where tiles multiply blocks: threads begin with as many ranges each, one after the
+    // other.
     Then after(int64_t range) const {
-        range += threads;
-        if (!has_blocks(l, rows) || range >= n_ranges) return {};
-        const int64_t words = (begin_of(range + 1) - begin_of(range)) * panel_words(l);
-        return {l.weight + begin_of(range) * panel_words(l), nullptr, words < BEGUN_WORDS ? words : BEGUN_WORDS};
-    }
-
-    // Where n prepared rows go.
-    PreparedRows room(int64_t n) const {
-        const PreparedRows to = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, n)), prepared_stride(l)};
-        if (!to.at) __builtin_trap();
-        return to;
+        const int64_t next = range + 1, owner = ceil_div(next * threads, n_ranges);
+        const bool others = n_ranges * owner / threads == next;     // where another thread begins, or none
+        if (!has_blocks(l, rows) || others) return {};
+        const int64_t words = (begin_of(next + 1) - begin_of(next)) * panel_words(l);
+        return {l.weight + begin_of(next) * panel_words(l), nullptr, words < BEGUN_WORDS ? words : BEGUN_WORDS};
     }
 
     void run(int n_threads) {
@@ -261,8 +251,8 @@ struct PackedCall {
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
-        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile; in
-        // tiles the weights do.
+        // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile. Where
+        // tiles multiply, weights are not to be read more than once.
         row_blocks = ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
 #if defined(BOUGH_AMX)
         if (in_blocks(l, rows)) row_blocks = 1;
@@ -277,11 +267,9 @@ struct PackedCall {
         if (work < threads) threads = 1;
         if (is_prepared(l, x, l.n_in, rows)) {
             prepared = {(const uint32_t*)x, l.n_in / 2};
-        } else if (has_blocks(l, rows) && threads == 2 && n_ranges == 2) {
-            // By both threads, each for itself: reading what another core has just written takes longer.
-            prepared = {};
         } else {
-            prepared = room(rows);
+            prepared = {(const uint32_t*)scratch(SCRATCH_LINEAR, prepared_bytes(l, rows)), prepared_stride(l)};
+            if (!prepared.at) __builtin_trap();
             parallel_items(ceil_div(rows, LINEAR_ROWS), rows * l.n_in > SERIAL_INPUTS ? (int)threads : 1, prepare, this);
         }
         parallel_items(n_ranges * row_blocks, (int)threads, body, this);

@@ -22,8 +22,9 @@ INLINE int64_t amx_pass_words(const PackedLinear& l) {
 // How many of those rows there are.
 INLINE int64_t amx_some_rows(const PackedLinear& l) { return AMX_ROW_WORDS / amx_pass_words(l) / AMX_ROWS * AMX_ROWS; }
 
-// Panels that those weights are for n rows, in whole pairs. Of four bits, those that come next take half as much; but they are
-// read while nothing is multiplied if these are spread at one go, which few rows do not make up for.
+// Panels that those weights are for n rows, in whole pairs. Those of four bits are spread before they are multiplied, and take
+// half as much where they wait for that. The more at one go, the longer nothing is multiplied while they are read the first
+// time, which few rows do not make up for.
 INLINE int64_t amx_panels(const PackedLinear& l, int64_t n) {
     constexpr int64_t FEW = 96;
     const int64_t words = l.kind != LINEAR_Q4_WHOLE ? AMX_WEIGHT_WORDS : n <= FEW ? AMX_WEIGHT_WORDS / 2 : 2 * AMX_WEIGHT_WORDS;

@@ -359,7 +359,7 @@ void prepare_digits(const T* x, int64_t n_in, int64_t words, int zero, uint32_t*
 // that lie a multiple of 4096 bytes apart take each other's places.
 INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride, [[maybe_unused]] int64_t n) {
 #if defined(BOUGH_AMX)
-    if (n >= AMX_ROWS && x_stride % 2048 == 0) return false;
+    if (n > AMX_ROWS && x_stride % 2048 == 0) return false;
 #endif
     return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
 }

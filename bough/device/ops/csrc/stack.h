@@ -13,8 +13,6 @@
 // states are (`ends`), the region ends with that KV, and a second one computes the rest of the layer for these alone.
 #pragma once
 
-#include <algorithm>
-
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -25,7 +23,7 @@ namespace {
 
 constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time, where tiles do not ask for more
 constexpr int64_t FEW_TOKENS = 6;
-constexpr int64_t FORESEEN = 1 << 16;    // words of the next layer that a thread reads ahead: an eighth of a cache
+constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer that a thread reads ahead: an eighth of a cache
 
 // Tokens whose gates and values wait for each other, and the most panels of both that they are of.
 #if defined(BOUGH_AMX)
@@ -532,7 +530,8 @@ struct Ends {
             group_start[g] = grouped;
             for (int i = from.group_start[g]; i < from.group_start[g + 1]; ++i) {
                 const int32_t* of_row = from.q_start + from.group_rows[i];
-                int64_t e = std::lower_bound(whole.ends, whole.ends + n, of_row[0]) - whole.ends;
+                int64_t e = 0;
+                while (e < n && whole.ends[e] < of_row[0]) ++e;
                 for (; e < n && whole.ends[e] < of_row[1]; ++e) group_rows[grouped++] = (int32_t)e;
             }
         }
