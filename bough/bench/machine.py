@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bough.base.control_groups import cpu_quota, memory_limits
+from bough.base.processors import cpuinfo, usable_cores
 
 FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
@@ -52,16 +53,13 @@ class Memory:
 def cpu(root: Path = Path("/")) -> Cpu:
     """Read the processor's facts; missing files give "unknown", no features and no quota. ``root`` is where /proc and
     /sys hang."""
-    blocks = [_fields(block) for block in _read(root / "proc/cpuinfo").strip().split("\n\n")]
-    first = blocks[0]
+    first = next(iter(cpuinfo(root)), {})
     flags = set((first.get("flags") or first.get("Features") or "").split())
-    allowed = os.sched_getaffinity(0)
-    cores = {(b.get("physical id"), b.get("core id", b.get("processor"))) for b in blocks if _index(b) in allowed}
     return Cpu(
         model=first.get("model name") or platform.processor() or platform.machine() or "unknown",
         features=tuple(name for name in FEATURES if name in flags),
-        cores=len(cores) or len(allowed),
-        threads=len(allowed),
+        cores=usable_cores(root),
+        threads=len(os.sched_getaffinity(0)),
         quota=cpu_quota(root),
     )
 
@@ -138,10 +136,6 @@ def _read(path: Path) -> str:
 def _fields(text: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def _index(block: dict[str, str]) -> int:
-    return int(block.get("processor", "-1"))
 
 
 def _kib(value: str | None) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from bough.base.config import Config
 from bough.base.errors import ConfigError
-from bough.device.platform.cpu import features, usable_cores
+from bough.device.platform.cpu import default_threads, features
 
 
 class Defaults(NamedTuple):
@@ -78,7 +78,7 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
         if device == "cpu":
             if TILES <= set(features(root)) and config.model.dtype != "float32":
                 step_tokens = TILES_TOKENS
-            step_tokens = min(step_tokens * (threads or usable_cores(root)), MOST_DEFAULT_TOKENS)
+            step_tokens = min(step_tokens * (threads or default_threads(root)), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)
     if step_tokens < max_running:
@@ -99,7 +99,7 @@ def _depth(device: Literal["cpu", "cuda"], threads: int | None, root: Path) -> L
     workloads on two cores that both compute, a single stream is 19 % slower with it, JSON 22 %, chat is equal, and
     independent requests are 4 % faster (benchmarks/results/depth.json). With one of two to spare, independent requests
     are 4 % faster, the others equal within what repeats differed by (depth-spare.json)."""
-    spare = threads is not None and threads < usable_cores(root)
+    spare = threads is not None and threads < default_threads(root)
     return 1 if device == "cuda" or spare else 0
 
 

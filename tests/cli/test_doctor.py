@@ -68,6 +68,12 @@ def test_missing_kernels_are_explained(
     assert found.state == "slow" and advice in found.advice
 
 
+def test_every_build_of_the_kernels_is_the_best_one_somewhere() -> None:
+    assert {*doctor.BEST.values()} == {isa for of_machine in build.VARIANTS.values() for isa in of_machine} - {
+        "generic"
+    }
+
+
 def test_kernels_of_an_old_compiler_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = library.load().library
     if loaded is None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bough.device.platform import cuda
-from bough.device.platform.cpu import CpuPlatform, usable_cores, usable_processors
+from bough.device.platform.cpu import CpuPlatform, default_threads, usable_processors
 
 
 def machine(root: Path, files: dict[str, str]) -> CpuPlatform:
@@ -88,12 +88,12 @@ def test_a_quota_bounds_the_processors(tmp_path: Path, cgroup: str, files: dict[
     assert with_quota("max") == with_quota("-1") == usable_processors(tmp_path / "nothing") >= 1
 
 
-def test_processors_of_one_core_count_once(tmp_path: Path) -> None:
-    processors = usable_processors(tmp_path)
-    assert usable_cores(tmp_path) == processors  # nothing says that any share a core
-    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    machine(tmp_path, {topology.format(n): f"{n // 2 * 2}-{n // 2 * 2 + 1}\n" for n in os.sched_getaffinity(0)})
-    assert usable_cores(tmp_path) == len({n // 2 for n in os.sched_getaffinity(0)})
+def test_processors_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
+    assert default_threads(tmp_path) == 3  # nothing says that any share a core
+    block = "processor\t: {}\nphysical id\t: 0\ncore id\t\t: {}\n"
+    machine(tmp_path, {"proc/cpuinfo": "\n".join(block.format(n, n // 2) for n in range(4))})
+    assert default_threads(tmp_path) == 2 and usable_processors(tmp_path) == 3
 
 
 def test_features_keep_to_the_known_ones(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from bough.base.control_groups import UNLIMITED, cpu_quota, memory_limits
+from bough.base.processors import cpuinfo, usable_cores
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx_vnni",
             "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
@@ -19,15 +20,17 @@ TILE_LEAF = 0x1D
 
 def usable_processors(root: Path = Path("/")) -> int:
     """Processors that this process may run on, less what the quotas of its control groups forbid."""
-    n, quota = len(os.sched_getaffinity(0)), cpu_quota(root)
+    return _within_quota(len(os.sched_getaffinity(0)), root)
+
+
+def default_threads(root: Path = Path("/")) -> int:
+    """One for each core that those processors are."""
+    return _within_quota(usable_cores(root), root)
+
+
+def _within_quota(n: int, root: Path) -> int:
+    quota = cpu_quota(root)
     return n if quota is None else min(n, max(1, int(quota)))
-
-
-def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that those processors are, of which each may be several: they share what kernels keep busy."""
-    topology = root / "sys/devices/system/cpu"
-    cores = {_read(topology / f"cpu{n}/topology/thread_siblings_list") or n for n in os.sched_getaffinity(0)}
-    return min(len(cores), usable_processors(root))
 
 
 def spare_onednn(root: Path = Path("/")) -> None:
@@ -48,14 +51,14 @@ class CpuPlatform:
     name = "cpu"
 
     def __init__(self, threads: int | None = None, root: Path = Path("/")) -> None:
-        """``threads`` becomes torch's and the kernels' number; all usable cores by default.
+        """``threads`` becomes torch's and the kernels' number; one for each core by default.
 
         ``root`` is where /proc and /sys hang.
         """
         self.device = torch.device("cpu")
         self._root = root
         spare_onednn(root)
-        self.threads = threads or usable_cores(root)
+        self.threads = threads or default_threads(root)
         torch.set_num_threads(self.threads)
 
     def free_memory(self) -> int:
@@ -82,9 +85,7 @@ def features(root: Path = Path("/")) -> tuple[str, ...]:
 
 def _processor(root: Path) -> dict[str, str]:
     """What Linux says of the first processor."""
-    first = _read(root / "proc/cpuinfo").split("\n\n", 1)[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    return next(iter(cpuinfo(root)), {})
 
 
 def _read(path: Path) -> str:
