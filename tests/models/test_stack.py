@@ -135,8 +135,8 @@ Step = tuple[list[int], list[int], int]
 """Lengths of sequences, how many of their tokens are new, and how many of their first tokens they share."""
 
 Forward = Callable[..., tuple[Tensor, list[Tensor]]]
-"""A step, the tokens whose hidden states are wanted, if not all, and groups, if not one of all -> hidden states and
-caches after it."""
+"""A step, the tokens whose hidden states are wanted, if not all, and groups with prefixes of their own, if not one
+of all -> hidden states and caches after it."""
 
 
 def model_of(
@@ -168,6 +168,9 @@ def model_of(
             used += length
             positions += range(length - n, length)
             out_loc += table[row + 1, length - n : length].tolist()
+        for i in range(len(groups.tokens) if groups else 0):
+            members, n = groups.rows[groups.start[i] : groups.start[i + 1]] + 1, int(groups.tokens[i])
+            table[members, :n] = table[members[0], :n].clone()
         batch = AttentionBatch(
             page_table=table,
             rows=torch.arange(1, len(lengths) + 1).int(),
@@ -290,10 +293,10 @@ def test_wanted_tokens_share_what_their_rows_share(isa: str) -> None:
     library = load().library
     assert library is not None
     new, ends = [1, 40, 17, 1, 2], [7, 40, 45, 57, 58, 60]
-    step = [260 + n + 10 * row for row, n in enumerate(new)], new, 260
+    step = [260 + n + 10 * row for row, n in enumerate(new)], new, 0
     groups = SharedGroups(*(torch.tensor(of).int() for of in ([0, 2, 4], [2, 0, 4, 3], [260, 256])))
     hidden, _ = model_of(CpuOps(library, "under test"), MODELS[0], bf16)(step, ends, groups)
-    twin, _ = model_of(Layered(library), MODELS[0], bf16)(step)
+    twin, _ = model_of(Layered(library), MODELS[0], bf16)(step, None, groups)
     assert torch.equal(hidden[ends], twin[ends]) and hidden[ends].isfinite().all()
 
 

@@ -111,7 +111,7 @@ void rotated_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int6
                    T* out, int64_t out_stride) {
 #if defined(BOUGH_AMX)
     if (n >= AMX_ROTATED_ROWS)
-        return amx_blocks<Bytes>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
+        return amx_blocks<Bytes>(l, x, n, panel, end, then, [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
             constexpr int P = decltype(width)::value;
             const auto value = rotated_sums<P>(l, {x.row(row), x.stride}, at, true, sums);
             finish_panels<P>(l, value, rows, at, out + row * out_stride, out_stride);
@@ -133,7 +133,7 @@ void whole_slice([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const 
         }
         return;
     }
-    const auto finish = [&](auto width, int64_t row, int rows, int64_t at, float* sums) {
+    const auto finish = [&](auto width, int64_t row, int rows, int64_t at, const float* sums) {
         constexpr int P = decltype(width)::value;
         const auto value = digit_sums<P>(l, {x.row(row), x.stride}, at, sums);
         finish_panels<P>(l, value, rows, at, out + row * out_stride, out_stride);
@@ -204,7 +204,6 @@ INLINE bool has_blocks([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] 
 template <typename T>
 struct PackedCall {
     static constexpr int64_t ROWS_BYTES = 384 << 10, SERIAL_INPUTS = 8192;
-    static constexpr int64_t BEGUN_WORDS = (256 << 10) / 4;     // of the next range, that are asked for
 
     const PackedLinear& l;
     const T* x;
@@ -234,12 +233,13 @@ struct PackedCall {
 
     // What the thread takes behind a range, where tiles multiply blocks: threads begin with as many ranges each, one after the
     // other.
-    Then after(int64_t range) const {
+    Then after([[maybe_unused]] int64_t range) const {
+#if defined(BOUGH_AMX)
         const int64_t next = range + 1, owner = ceil_div(next * threads, n_ranges);
         const bool others = n_ranges * owner / threads == next;     // where another thread begins, or none
-        if (!has_blocks(l, rows) || others) return {};
-        const int64_t words = (begin_of(next + 1) - begin_of(next)) * panel_words(l);
-        return {l.weight + begin_of(next) * panel_words(l), nullptr, words < BEGUN_WORDS ? words : BEGUN_WORDS};
+        if (has_blocks(l, rows) && !others) return begins_with(l, begin_of(next), begin_of(next + 1), nullptr);
+#endif
+        return {};
     }
 
     void run(int n_threads) {

@@ -32,6 +32,12 @@ INLINE int64_t amx_panels(const PackedLinear& l, int64_t n) {
     return panels ? panels : 2;
 }
 
+// Panels [panel, end) as what a thread reads next: of many, what it begins with.
+INLINE Then begins_with(const PackedLinear& l, int64_t panel, int64_t end, Wanted* others) {
+    const int64_t words = (end - panel) * panel_words(l);
+    return {l.weight + panel * panel_words(l), others, words < AMX_WEIGHT_WORDS ? words : AMX_WEIGHT_WORDS};
+}
+
 // What is read next, where blocks of rows take turns with the same weights: asked for beside products.
 struct Later {
     Wanted rows, weights;
@@ -316,8 +322,7 @@ void amx_blocks(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t
                 const Finish& finish) {
     const int64_t most = amx_some_rows(l), parts = n < 2 * most ? 1 : n / most;
     const int64_t at_a_time = ceil_to(ceil_div(n, parts), AMX_ROWS);
-    const int64_t all = (end - panel) * panel_words(l);
-    const Then again = {l.weight + panel * panel_words(l), then.others, all < AMX_WEIGHT_WORDS ? all : AMX_WEIGHT_WORDS};
+    const Then again = begins_with(l, panel, end, then.others);
     for (int64_t first = 0; first < n; first += at_a_time) {
         const bool last = first + at_a_time >= n;
         amx_some_blocks<Words>(l, {x.row(first), x.stride}, last ? n - first : at_a_time, panel, end, last ? then : again,
