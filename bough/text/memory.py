@@ -10,6 +10,7 @@ word of the piece before ended, so that what it costs has a bound and ends where
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -74,8 +75,8 @@ class TextMemory:
         """``least``, ``most``, ``piece``: as the constants of this module."""
         self._tokenizer = tokenizer
         self._least, self._room, self._piece = least, most, piece
-        self._by_head: dict[_Head, dict[int, _Known]] = {}
-        self._order: OrderedDict[int, _Head] = OrderedDict()
+        self._sorted: dict[_Head, list[tuple[str, int]]] = {}  # texts that begin alike, with their numbers
+        self._known: OrderedDict[int, tuple[_Head, _Known]] = OrderedDict()
         self._serial = 0
         self._lock = threading.Lock()
 
@@ -150,9 +151,12 @@ class TextMemory:
         """What ``text`` has most in common with, the last end of a word there that holds for ``text`` too, and its
         number; where there is none, a text that nothing is known of."""
         with self._lock:
-            candidates = list(self._by_head.get(head, {}).items())
+            alike = self._sorted.get(head, [])
+            at = bisect_left(alike, (text, 0))
+            # No text of those that are sorted has more in common with this one than its neighbours.
+            neighbours = [(number, self._known[number][1]) for _, number in alike[max(0, at - 1) : at + 1]]
         most, found = 0, (_Known("", _NONE, _NONE, _NONE), 0, 0)
-        for number, known in candidates:
+        for number, known in neighbours:
             last = int(np.searchsorted(known.ends, _common(text, known.text) - AHEAD, "right")) - 1
             if last > 0 and known.ends[last] > most:
                 most, found = int(known.ends[last]), (known, last, number)
@@ -196,22 +200,24 @@ class TextMemory:
 
     def _remember(self, head: _Head, known: _Known, used: int) -> None:
         """Keep ``known``, in place of what it goes on with if that was all of it."""
-        if used in self._order:
-            self._order.move_to_end(used)
-            if known.text.startswith(self._by_head[head][used].text):
+        if used in self._known:
+            self._known.move_to_end(used)
+            if known.text.startswith(self._known[used][1].text):
                 self._forget(used)
         self._serial += 1
-        self._order[self._serial] = head
-        self._by_head.setdefault(head, {})[self._serial] = known
+        self._known[self._serial] = head, known
+        insort(self._sorted.setdefault(head, []), (known.text, self._serial))
         self._room -= len(known.text)
         while self._room < 0:
-            self._forget(next(iter(self._order)))
+            self._forget(next(iter(self._known)))
 
     def _forget(self, serial: int) -> None:
-        head = self._order.pop(serial)
-        self._room += len(self._by_head[head].pop(serial).text)
-        if not self._by_head[head]:
-            del self._by_head[head]
+        head, known = self._known.pop(serial)
+        self._room += len(known.text)
+        alike = self._sorted[head]
+        del alike[bisect_left(alike, (known.text, serial))]
+        if not alike:
+            del self._sorted[head]
 
 
 def check_size(text: str, tokenizer: Tokenizer, bound: Bound | None) -> None:

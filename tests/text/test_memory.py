@@ -90,6 +90,19 @@ def test_turns_and_branches_encode_what_is_new(counting: Counting) -> None:
     assert counting.encoded[-1] == len(turns[0])
 
 
+def test_of_many_texts_the_one_with_most_in_common_is_gone_on_with(counting: Counting) -> None:
+    memory = TextMemory(counting)
+    prompt = "The cat sat on the mat, and then it went for a walk. " * 100
+    branches = [prompt + f"Question {i}: " + f"what is the {i}th idea of the cat? " * 60 for i in range(40)]
+    for text in branches:
+        encoded(memory.encode(text, add_special=False))
+    counting.encoded.clear()
+    for text in branches[::3]:
+        going_on = text + "And why?"
+        assert encoded(memory.encode(going_on, add_special=False)) == counting.encode(going_on, add_special=False)
+    assert max(counting.encoded) < 600
+
+
 def test_an_edit_is_encoded_though_the_same_follows(counting: Counting) -> None:
     memory = TextMemory(counting)
     text = "The cat sat on the mat, and then it went for a walk. " * 400
