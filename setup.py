@@ -5,23 +5,20 @@ A failure never fails the installation: the kernels are then built at the first 
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-BUILD = Path(__file__).parent / "bough" / "device" / "ops" / "build.py"
-
 
 def builder() -> ModuleType:
-    """What compiles the kernels, by path: importing the package would need what is only about to be installed."""
-    spec = importlib.util.spec_from_file_location("bough_kernel_build", BUILD)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What compiles the kernels, of this tree; it needs nothing of what is only about to be installed."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from bough.device.ops import build
+
+    return build
 
 
 class BuildKernels(build_ext):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.report import finished
 from benchmarks.peers.rows import ROWS
 
 COLORS = {"bough": "#3a7d44", "vllm": "#30638e", "llamacpp": "#d1793b", "ik": "#8d5a97", "openvino": "#7f8c8d"}
@@ -15,13 +13,13 @@ CUT = 12.0
 """Bars end here; the figure beside them goes on."""
 
 
-def against_floors(rows: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
-    """Draw horizontal bars, a group for each row, fastest first, as SVG."""
+def against_floors(rows: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
+    """Draw horizontal bars, a group for each row of contender -> multiple of the floor, least first, as SVG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    bars = [(name, contender, seconds / row["floor_s"]) for name, row in rows.items() for contender, seconds
-            in sorted(finished(row).items(), key=lambda item: item[1])]  # fmt: skip
+    bars = [(name, contender, factor) for name, row in rows.items() for contender, factor
+            in sorted(row.items(), key=lambda item: item[1])]  # fmt: skip
     names = list(rows)
     at = [i + 0.8 * names.index(name) for i, (name, _, _) in enumerate(bars)]
     figure = Figure(figsize=(8.0, 1.0 + 0.24 * (len(bars) + len(names))), layout="constrained")

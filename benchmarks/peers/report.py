@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,52 @@ JUDGED = {"ttft_ms_p50": "first token ms, p50", "itl_ms_p99": "gap ms, p99"}
 COLUMNS = ("seconds", "x floor", "spread", "total_per_s", *LATENCIES, "cached_tokens", "generated_tokens", "valid",
            "foreign_cores")  # fmt: skip
 
+SUMMARY = ("row", "floor s", "bough s", "x floor", "goal x", "best peer", "s", "x floor", "bough is", "goal", "met")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer's seconds and the floor that they were measured over; ``run`` is the date of its run where bough's figure
+    is of another."""
+
+    contender: str
+    seconds: float
+    floor: float
+    run: str = ""
+
+    @property
+    def multiple(self) -> float:
+        """Of the floor."""
+        return self.seconds / self.floor
+
+    @property
+    def label(self) -> str:
+        """The contender, with month, day and time of the run if it is another."""
+        return f"{self.contender}, {self.run[5:16].replace('T', ' ')}" if self.run else self.contender
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a row went.
 
     Attributes:
-        ours, best: (contender, seconds) of the fastest bough and of the fastest peer; None if none finished.
+        ours: (contender, seconds) of the fastest bough; None if none finished.
+        best: the peer that came nearest to its floor; None if none finished.
         goal: None where there is none.
         floor: seconds.
         aim: seconds that bough is to reach here, from the goal's multiple of the floor.
     """
 
     ours: tuple[str, float] | None
-    best: tuple[str, float] | None
+    best: Peer | None
     goal: Goal | None
     floor: float
     aim: float | None
 
     @property
     def factor(self) -> float | None:
-        """How many times faster than the best peer."""
-        return self.best[1] / self.ours[1] if self.ours and self.best else None
+        """How many times faster than the best peer, by multiples of the floor: within one run, the ratio of seconds."""
+        return self.best.multiple / (self.ours[1] / self.floor) if self.ours and self.best else None
 
     @property
     def met(self) -> tuple[bool, bool | None] | None:
@@ -88,21 +112,56 @@ def wide_row(name: str) -> str:
 
 
 def standing(name: str, row: Mapping[str, Any]) -> Standing:
-    """Judge one row of a report."""
-    seconds = finished(row)
-    recorded = RECORDED_IK.get(name)
-    # Beside others only: alone it would be the best of one. Beside ik itself, too: the build that was recorded had
-    # flash attention, in which the one that packages hold aborts.
-    if recorded and has_peers(row):
-        seconds[RECORDED] = recorded / row["goal_machine_floor_s"] * row["floor_s"]
-    ours = {c: s for c, s in seconds.items() if c.startswith("bough")}
-    peers = {c: s for c, s in seconds.items() if c not in ours}
+    """Judge one row of a report by itself."""
+    # Beside ik itself the record counts, too: the build that was recorded had flash attention, in which the one that
+    # packages hold aborts.
+    return _against(name, row, [*_peers(row), *_recorded(name, row)])
+
+
+def standings(reports: Sequence[Mapping[str, Any]]) -> dict[str, Standing]:
+    """Judge every row that reports have, oldest first: bough in the row's last run, beside the best of its peers as
+    each was last measured."""
+    found = {}
+    for name, (at, row) in _last(reports).items():
+        peers = [replace(p, run="" if i == at else reports[i]["machine"]["date"]) for i, p in _measured(reports, name)]
+        found[name] = _against(name, row, [*peers, *_recorded(name, row)])
+    return found
+
+
+def _against(name: str, row: Mapping[str, Any], peers: Sequence[Peer]) -> Standing:
     goal = GOALS.get(name)
     aim = None
     if goal is not None:
         factor = goal.over_floor or (goal.seconds or 0.0) / row["goal_machine_floor_s"]
         aim = factor * row["floor_s"]
-    return Standing(_fastest(ours), _fastest(peers), goal, row["floor_s"], aim)
+    ours = _fastest({c: s for c, s in finished(row).items() if c.startswith("bough")})
+    return Standing(ours, min(peers, key=lambda peer: peer.multiple, default=None), goal, row["floor_s"], aim)
+
+
+def _peers(row: Mapping[str, Any]) -> list[Peer]:
+    return [Peer(c, s, row["floor_s"]) for c, s in finished(row).items() if not c.startswith("bough")]
+
+
+def _recorded(name: str, row: Mapping[str, Any]) -> list[Peer]:
+    """What ik took on the goal machine, as seconds over this floor. Beside others only: alone it is the best of one."""
+    recorded = RECORDED_IK.get(name)
+    if recorded is None or not has_peers(row):
+        return []
+    return [Peer(RECORDED, recorded / row["goal_machine_floor_s"] * row["floor_s"], row["floor_s"])]
+
+
+def _measured(reports: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, Peer]]:
+    """(which report, peer) for all that finished a row, each where it did last."""
+    rows = [(i, report["rows"].get(name, {})) for i, report in enumerate(reports)]
+    found = {peer.contender: (i, peer) for i, row in rows if "floor_s" in row for peer in _peers(row)}
+    return list(found.values())
+
+
+def _last(reports: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, Mapping[str, Any]]]:
+    """Row -> (which report, the row) as it was last measured beside others, or alone if it never was."""
+    rows = [(name, (i, row)) for i, r in enumerate(reports) for name, row in r["rows"].items() if "floor_s" in row]
+    found = dict(sorted(rows, key=lambda item: has_peers(item[1][1])))
+    return {name: found[name] for name in ROWS if name in found}
 
 
 def has_peers(row: Mapping[str, Any]) -> bool:
@@ -137,15 +196,14 @@ def _machine(report: Mapping[str, Any]) -> str:
 
 
 def _summary(report: Mapping[str, Any]) -> str:
-    """One line per row: floor, bough, best peer, goals."""
-    heads = ("row", "floor s", "bough s", "x floor", "goal x", "best peer", "s", "x floor", "bough is", "goal", "met")
+    """One line per row of a run: floor, bough, best peer, goals."""
     lines = []
     for name, row in report["rows"].items():
         if "floor_s" in row:
             lines.append(_line(name, standing(name, row)))
         else:
-            lines.append((name, *[""] * 9, row.get("note", "")))
-    return _table(heads, lines)
+            lines.append((name, *[""] * (len(SUMMARY) - 2), row.get("note", "")))
+    return _table(SUMMARY, lines)
 
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -226,17 +284,17 @@ def _gained(reports: Sequence[Mapping[str, Any]]) -> list[Gain]:
 
 
 def _line(name: str, s: Standing) -> tuple[str, ...]:
-    def figure(who: tuple[str, float] | None) -> tuple[str, str]:
-        return (f"{who[1]:.3g}", f"{who[1] / s.floor:.2f}") if who else ("", "")
+    def figure(seconds: float, floor: float) -> tuple[str, str]:
+        return f"{seconds:.3g}", f"{seconds / floor:.2f}"
 
     met = "" if s.met is None else " / ".join({True: "yes", False: "no", None: "-"}[m] for m in s.met)
     return (
         name,
         f"{s.floor:.3g}",
-        *figure(s.ours),
+        *(figure(s.ours[1], s.floor) if s.ours else ("", "")),
         f"{s.aim / s.floor:.2f}" if s.aim else "",
-        s.best[0] if s.best else "",
-        *figure(s.best),
+        s.best.label if s.best else "",
+        *(figure(s.best.seconds, s.best.floor) if s.best else ("", "")),
         f"{s.factor:.2f}x" if s.factor else "",
         f"{s.goal.over_peer:g}x" if s.goal else "",
         met,
@@ -303,43 +361,54 @@ def publish(folder: Path, output: Path) -> None:
     results = sorted(folder.glob("peers-*.json"))
     if not results:
         raise SystemExit(f"no run has left its peers-*.json in {folder}")
-    reports = current([json.loads(result.read_text()) for result in results])
+    every = [json.loads(result.read_text()) for result in results]
+    reports = current(every)
     output.parent.mkdir(parents=True, exist_ok=True)
     names = ", ".join(f"`{_shown(path)}`" for path, report in zip(results, reports, strict=True) if report["rows"])
     parts = [
         "# Performance on a CPU, side by side",
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
         "measured and what a floor is. A row that several runs have was measured again, not always beside the same "
-        "peers: the first table takes the last of its runs that has any. What later runs have measured again in every "
+        "peers. The first table and the pictures take bough from the last of its runs that has any, and each peer "
+        "as it was last measured: the best is the one that came nearest to the floor of its own run, which month, day "
+        "and time name where it is another. bough's lead is that peer's multiple of its floor, divided by bough's of "
+        "its own. First tokens and gaps are beside peers of bough's run. What later runs have measured again in every "
         "way is left out. Where rows read more than they multiply, the floor is as certain as the rate at which the "
         "machine reads, which is between the two that are given with each row.",
     ]
     if (about := folder / "about.md").exists():
         parts.append(about.read_text().strip())
-    rows = [item for report in reports for item in report["rows"].items() if "floor_s" in item[1]]
-    # A run beside others tells more than one of bough alone.
-    measured = dict(sorted(rows, key=lambda item: has_peers(item[1])))
+    last = {name: row for name, (_, row) in _last(every).items()}
+    judged = standings(every)
     for model in ("135m", "1b"):
-        shown = {n: measured[n] for n in ROWS if n in measured and n.startswith(f"{model}/")}
+        shown = {n: _multiples(row, judged[n].best) for n, row in last.items() if n.startswith(f"{model}/")}
         if shown:
             path = output.parent / "images" / f"{output.stem}-{model}.svg"
             path.parent.mkdir(exist_ok=True)
             against_floors(shown, f"wall time over floor, {model}", path)
             parts.append(f"![{model}: wall time over floor](images/{path.name})")
-    last = {"rows": {name: measured[name] for name in ROWS if name in measured}}
     parts += [
-        "## Every row, as it was last measured beside a peer, or alone if it never was",
-        _summary(last),
-        _latencies(last),
+        "## Every row: bough as last measured beside a peer, or alone if it never was, and the best peer",
+        _table(SUMMARY, [_line(name, s) for name, s in judged.items()]),
+        _latencies({"rows": last}),
         "## Fewer bits beside bfloat16, as last measured in one run",
         _gains(reports),
     ]
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports if report["rows"]]
-    missed = {name for name, row in measured.items() if False in (standing(name, row).met or ())}
-    missed |= {name for name, row in measured.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
+    missed = {name for name, s in judged.items() if False in (s.met or ())}
+    missed |= {name for name, row in last.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
     missed |= {gain.row for gain in _gained(reports) if gain.met is False}
     parts += _profiles(missed, folder)
     output.write_text("\n\n".join(parts))
+
+
+def _multiples(row: Mapping[str, Any], best: Peer | None) -> dict[str, float]:
+    """Contender -> multiple of the floor, in a row and of the best peer of another run, in place of its own there."""
+    found = {contender: seconds / row["floor_s"] for contender, seconds in finished(row).items()}
+    if best and best.run:
+        found.pop(best.contender, None)
+        found[best.label] = best.multiple
+    return found
 
 
 def _shown(path: Path) -> Path:

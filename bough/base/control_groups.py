@@ -36,6 +36,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     return min(quotas, default=None)
 
 
+def within_quota(n: int, root: Path = Path("/")) -> int:
+    """``n`` CPUs, or those of them that the quota leaves, at least one."""
+    quota = cpu_quota(root)
+    return n if quota is None else min(n, max(1, int(quota)))
+
+
 def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """Of all groups that have one."""
     limits = []
@@ -45,6 +51,15 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
         if limit is not None and limit < UNLIMITED:
             limits.append(MemoryLimit(limit, used, _reclaimable(folder)))
     return limits
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes available without swapping, within those limits; UNLIMITED where Linux says nothing."""
+    available = UNLIMITED
+    for line in _read(root / "proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    return min([available, *(limit.left for limit in memory_limits(root))])
 
 
 def _folders(root: Path, controller: str) -> list[Path]:

@@ -223,7 +223,7 @@ class CacheKind(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message of an engine, when it is ready to serve."""
+    """First message of an engine, when it is ready to serve. ``kernels`` names those in use, for people."""
 
     protocol: int
     pid: int
@@ -233,6 +233,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limits: Limits
     schedule: ScheduleConfig = ScheduleConfig()
     cache: tuple[CacheKind, ...] = ()
+    kernels: str = ""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):

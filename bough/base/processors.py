@@ -16,6 +16,12 @@ def cpuinfo(root: Path = Path("/")) -> list[dict[str, str]]:
     return [{key.strip(): value.strip() for key, _, value in block} for block in pairs]
 
 
+def flags(root: Path = Path("/")) -> frozenset[str]:
+    """What the first processor can do, in Linux's words."""
+    first = next(iter(cpuinfo(root)), {})
+    return frozenset((first.get("flags") or first.get("Features") or "").split())
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores of the processors that this process may run on: those of one core share what kernels keep busy."""
     allowed = {str(n) for n in os.sched_getaffinity(0)}

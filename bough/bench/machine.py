@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from bough.base.control_groups import cpu_quota, memory_limits
-from bough.base.processors import cpuinfo, usable_cores
+from bough.base.processors import cpuinfo, flags, usable_cores
 
 FEATURES = (
     "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16",
@@ -54,10 +54,10 @@ def cpu(root: Path = Path("/")) -> Cpu:
     """Read the processor's facts; missing files give "unknown", no features and no quota. ``root`` is where /proc and
     /sys hang."""
     first = next(iter(cpuinfo(root)), {})
-    flags = set((first.get("flags") or first.get("Features") or "").split())
+    found = flags(root)
     return Cpu(
         model=first.get("model name") or platform.processor() or platform.machine() or "unknown",
-        features=tuple(name for name in FEATURES if name in flags),
+        features=tuple(name for name in FEATURES if name in found),
         cores=usable_cores(root),
         threads=len(os.sched_getaffinity(0)),
         quota=cpu_quota(root),

@@ -31,11 +31,6 @@ OPTIONAL = {
 """Optional package -> what is not there without it."""
 
 
-BEST = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512",
-        "avx_vnni": "avxvnni", "avx2": "avx2", "asimddp": "dotprod"}  # fmt: skip
-"""Feature of a processor -> the kernels that use it; the first of those that it has are the best for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One fact. ``state``: ok; note: works, with less than there could be; slow: costs speed; bad: will not work."""
@@ -147,11 +142,8 @@ def _kernels() -> Finding:
     if loading.openmp is None:
         advice = "torch's OpenMP runtime was not found, so the kernels run on one thread: reinstall torch"
         return Finding("kernels", "slow", value, advice)
-    features = machine.cpu().features
-    best = next((isa for feature, isa in BEST.items() if feature in features), None)
-    if best is not None and best not in loading.library.isas():
-        fix = f"their compiler or this kernel does not know {best}: take newer ones, delete {loading.library.path}"
-        return Finding("kernels", "slow", value, fix)
+    if (better := loading.library.lacks(machine.cpu().features)) is not None:
+        return Finding("kernels", "slow", value, better)
     return Finding("kernels", "ok", f"{value}, threads of {loading.openmp}")
 
 

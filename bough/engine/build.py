@@ -173,7 +173,10 @@ def build(config: Config) -> EngineCore:
         adapters=adapters,
     )  # fmt: skip
     cache = built.cache if built.causal else ()
-    hello = Hello(PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule, cache)
+    hello = Hello(
+        PROTOCOL, os.getpid(), model, kv.capacity, config.kv.page_size, config.limits, schedule, cache,
+        _kernels(built.ops),
+    )  # fmt: skip
     return EngineCore(hello, scheduler, checkpoint.tokenizer_source, executor, grammar, adapters, kv)
 
 
@@ -207,6 +210,13 @@ def _shown(kind: CacheKind) -> str:
         f"{kind.layers} {kind.kind} layers{seen}: {kind.tokens} tokens of {kind.bytes_per_token} bytes, "
         f"{kind.bytes / 1e6:.0f} MB"
     )
+
+
+def _kernels(ops: Ops) -> str:
+    """Those in use, for people: on the CPU the instruction set that they are compiled for."""
+    if isinstance(ops, CpuOps):
+        return ops.library.isa()
+    return "Triton's" if ops.name == "triton" else "none, plain torch is used"
 
 
 def _attention(ops: Ops, asked: Literal["triton", "flashinfer"]) -> AttentionBackend:

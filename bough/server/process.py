@@ -178,13 +178,14 @@ async def _attach(service: Service, launch: Launch) -> int:
 
 
 def announce(service: Service, listener: socket.socket, seconds: float) -> None:
-    """Print where the server is, how long its start took, and a request that works."""
+    """Print where the server is, how long its start took, which kernels compute, and a request that works."""
     host, port = listener.getsockname()[:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     url = f"http{'s' if service.config.serve.tls_cert else ''}://{name}:{port}"
     body = f'{{"model": "{service.model_name}", "messages": [{{"role": "user", "content": "Say hello."}}]}}'
     sys.stdout.write(
-        f"\nbough serves {service.model_name} at {url}/v1, ready after {seconds:.1f} s\n\n"
+        f"\nbough serves {service.model_name} at {url}/v1, ready after {seconds:.1f} s; "
+        f"kernels: {service.hello.kernels}\n\n"
         f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n"
     )
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from bough.base.messages import CacheKind
 from bough.base.plan import StepPlan
 from bough.device.attention.room import CapturedAttention
 from bough.device.layers.context import LayerContext
+from bough.device.ops.registry import Ops
 from bough.models.base import KVShape, Model
 from bough.models.registry import model_class
 from bough.worker.device_rows import DeviceRows
@@ -67,6 +68,7 @@ class BuiltWorker:
     vocab_size: int
     labels: tuple[str, ...]
     causal: bool
+    ops: Ops
 
 
 def build_worker(
@@ -126,6 +128,7 @@ def build_worker(
         model.vocab_size,
         model.labels,
         model.causal,
+        context.ops,
     )
 
 

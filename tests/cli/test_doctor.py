@@ -69,7 +69,7 @@ def test_missing_kernels_are_explained(
 
 
 def test_every_build_of_the_kernels_is_the_best_one_somewhere() -> None:
-    assert {*doctor.BEST.values()} == {isa for of_machine in build.VARIANTS.values() for isa in of_machine} - {
+    assert {*library.BEST.values()} == {isa for of_machine in build.VARIANTS.values() for isa in of_machine} - {
         "generic"
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -21,6 +22,8 @@ import pytest
 from bough.base.errors import ConfigError
 from bough.base.folders import user_cache
 from bough.device.ops import build, library
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -49,8 +52,9 @@ def is_read(fifo: Path) -> bool:
 
 
 def test_the_build_module_needs_only_the_standard_library() -> None:
-    script = "import sys, bough.device.ops.build; assert not {'torch', 'numpy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    """An installation imports it where no package is there yet."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import bough.device.ops.build"
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
 
 
 def test_two_processes_build_one_library(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,6 +186,77 @@ def test_a_compiler_that_fails_is_quoted(fresh: Path, monkeypatch: pytest.Monkey
         build.cached_library()
 
 
+def knows_less(tmp_path: Path) -> tuple[Path, str]:
+    """A compiler that writes files of one line and has no idea of the last variant, and that variant's name."""
+    *_, name = build.variants()
+    script = tmp_path / "c++"
+    complaint = "".join(f"echo complaint {n} >&2\n" for n in range(9))
+    script.write_text(
+        f'#!/bin/sh\ncase "$*" in *BOUGH_TABLE=kernels_{name}" "*) {complaint} exit 1;; esac\n'
+        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo >"$2"; shift; done\n'
+    )
+    script.chmod(0o755)
+    return script, name
+
+
+def test_a_variant_that_does_not_compile_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler, name = knows_less(tmp_path)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(build, "VARIANTS", {platform.machine(): {"generic": (), name: ()}})
+    assert build.compile_library(tmp_path / "kernels.so") == ["generic"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"no kernels for {name}," in caplog.text
+    assert "complaint 0" in caplog.text and "complaint 8" not in caplog.text
+
+
+def test_an_installation_tells_of_it_on_stderr(tmp_path: Path) -> None:
+    compiler, name = knows_less(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path],
+        env={**os.environ, "CXX": str(compiler)}, cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and build.is_whole(tmp_path / "bough/device/ops/kernels.so")
+    assert "bough: kernels for generic" in done.stdout
+    assert f"no kernels for {name}," in done.stderr and "complaint 0" in done.stderr
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 20])
+def test_no_more_compilers_run_than_may(at_once: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = ["generic", *map(str, range(6))]
+    monkeypatch.setattr(build, "VARIANTS", {platform.machine(): dict.fromkeys(names, ())})
+    started: list[subprocess.Popen[str]] = []
+    most = 0
+
+    def start(command: list[str]) -> subprocess.Popen[str]:
+        nonlocal most
+        started.append(subprocess.Popen(["true"], stderr=subprocess.PIPE, text=True))
+        # Those that have not been waited for may still run.
+        most = max(most, sum(process.returncode is None for process in started))
+        return started[-1]
+
+    assert list(build._compile_variants(start, ["c++"], tmp_path, at_once)) == names
+    assert most == min(at_once, len(names)) and len(started) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("gib", "quota", "most"), [(0.5, "max", 1), (2.5, "max", 2), (64, "max", 4), (64, "300000", 3)]
+)
+def test_compilers_have_cores_and_memory(
+    gib: float, quota: str, most: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in ("proc/self", "sys/fs/cgroup"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {int(gib * 2**20)} kB\n")
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{quota} 100000\n")
+    assert build.compilers_at_once(tmp_path) == most
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(str(3 << 29))
+    assert build.compilers_at_once(tmp_path) == 1, "a control group leaves less than the machine has"
+
+
 @pytest.mark.parametrize("compiler", ["g++ 'x", "{tmp}/c++", "{tmp}/text"])
 def test_no_compiler_however_odd_stops_a_start(
     compiler: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -216,6 +291,25 @@ def test_a_stale_packaged_library_is_not_used(fresh: Path, monkeypatch: pytest.M
     monkeypatch.setattr(build, "cached_library", lambda: stale)
     found = library.load()
     assert found.library is None and str(stale) in found.reason
+
+
+def test_kernels_below_what_the_processor_can_do_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = library.load().library
+    if found is None:
+        pytest.skip("no compiler here")
+    load = functools.cache(library.load.__wrapped__)
+    monkeypatch.setattr(library, "flags", lambda: frozenset({"no feature that kernels use"}))
+    load()
+    assert not caplog.records, "none are better"
+    load.cache_clear()
+    monkeypatch.setattr(library, "flags", lambda: frozenset({"amx_int8", "avx512f", "avx2", "asimddp"}))
+    monkeypatch.setattr(library.Library, "isas", lambda self: ["generic"])
+    assert load() is load()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"for {found.isa()}," in caplog.text and "does not know amx:" in caplog.text
+    assert str(found.path) in caplog.text
 
 
 def test_a_damaged_packaged_library_is_not_opened(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from bough.device.ops.quantise import quantise
 from bough.device.ops.reference import ReferenceOps
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Blocks
-from bough.device.quant.dense import DenseScheme
+from bough.device.quant.dense import DenseLinear, DenseScheme, DenseTable
 from bough.device.quant.packed import PackedTable
 from bough.device.quant.scheme import Quantize, resolve_scheme
 
@@ -171,3 +171,27 @@ def test_which_form_is_chosen() -> None:
         assert rounded.head(plain, 48).parts[0].kind == Kind.ROTATED
     assert isinstance(resolve_scheme("auto", ops, torch.float32), DenseScheme), "float32 is exact"
     assert isinstance(resolve_scheme("auto", ReferenceOps("test"), torch.bfloat16), DenseScheme)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("quantize", "kind"), [("int8", Kind.ROTATED), ("int4", Kind.Q4_MIN)])
+def test_without_kernels_weights_are_rounded_once_and_held_dense(
+    quantize: Quantize, kind: Kind, dtype: torch.dtype
+) -> None:
+    ops = ReferenceOps("under test")
+    scheme, dense = resolve_scheme(quantize, ops, dtype), DenseScheme(ops)
+    a, b, bias = weight(48, 96, dtype), weight(20, 96, dtype), torch.randn(68).to(dtype)
+
+    def rounded(given: Tensor, kind: Kind) -> Given:
+        return Given(unpack(quantise(kind, given)).to(dtype))
+
+    x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    layer = scheme.linear([Given(a, q8_blocks(a)), Given(b)], bias)
+    assert isinstance(layer, DenseLinear)
+    assert torch.equal(layer.apply(x), dense.linear([rounded(a, kind), rounded(b, kind)], bias).apply(x))
+    pieces = [rounded(a, Kind.ROTATED), rounded(b, Kind.ROTATED)]
+    table, tokens = scheme.table([Given(a), Given(b)], tied=True), torch.tensor([3, 60, 3], dtype=torch.int32)
+    assert isinstance(table, DenseTable)
+    assert torch.equal(table.lookup(tokens), torch.cat([piece.weight for piece in pieces])[tokens])
+    for head in (table.head(50), scheme.head([Given(a), Given(b)], 50)):
+        assert torch.equal(head.apply(x), dense.head(pieces, 50).apply(x))

@@ -17,6 +17,7 @@ import pytest
 from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, ScheduleConfig
 from bough.base.messages import Finish, Logprob, Namespace, Outputs, Request
 from bough.base.params import SamplingParams
+from bough.device.ops.cpu import CpuOps
 from bough.device.ops.registry import resolve_ops
 from bough.engine.build import EngineCore, build
 
@@ -200,3 +201,12 @@ def test_the_workload_is_not_trivial(expected: dict[str, Answer]) -> None:
     assert len(set(tokens)) >= 14
     assert np.mean([len(set(t)) / len(t) for t in tokens]) > 0.5
     assert {a.finish.kind for a in expected.values() if a.finish} == {"stop", "length"}
+
+
+def test_an_engine_says_which_kernels_it_uses(tiny_model: Path) -> None:
+    ops = resolve_ops("auto")
+    compiled = ops.library.isa() if isinstance(ops, CpuOps) else "none, plain torch is used"
+    for name, kernels in (("float32", compiled), ("reference", "none, plain torch is used")):
+        core = engine(tiny_model, {}, {}, NUMBERS[name])
+        assert core.hello.kernels == kernels
+        core.close()

@@ -98,7 +98,7 @@ class Core:
             name="echo", path=str(folder), architecture="echo", vocab_size=tokenizer.vocab_size, context_length=4096,
             eos_ids=tokenizer.eos_ids, dtype="float32", n_parameters=0,
         )  # fmt: skip
-        self.hello = Hello(PROTOCOL, os.getpid(), model, 1024, 1, Limits())
+        self.hello = Hello(PROTOCOL, os.getpid(), model, 1024, 1, Limits(), kernels="echoes")
         self.scheduler = Echo()
 
     def keep_up(self) -> None:
@@ -196,7 +196,7 @@ def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
         assert api.process.wait(PATIENCE) == 0
         assert api.process.stdout is not None
         shown = api.process.stdout.read().decode()
-        assert f"curl {api.url}/v1/chat/completions" in shown
+        assert f"curl {api.url}/v1/chat/completions" in shown and "; kernels: echoes\n" in shown
     finally:
         driver.stop()
         engine.join(PATIENCE)

@@ -34,8 +34,10 @@ def near(a: list[dict[int, float]], b: list[dict[int, float]], tolerance: float)
 def test_kernels_equal_the_reference(
     quantize: str, tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """That of packed weights; what serves without kernels decodes them once and rounds no inputs."""
     folder, _ = tiny_llama()
     kernels = resolve_ops("auto")
+    monkeypatch.setattr(ReferenceOps, "name", "packed reference")
     monkeypatch.setattr(ReferenceOps, "suited", lambda self, weight: kernels.suited(weight))
     slow = make_driver(folder, quantize=quantize)
     fast = make_driver(folder, quantize=quantize, kernels="auto")

@@ -19,9 +19,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+
+from bough.base.control_groups import free_memory, within_quota
+from bough.base.processors import usable_cores
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,12 @@ VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
 
 COMPILE_SECONDS = 900
 VERSION_SECONDS = 60
+
+COMPILER_BYTES = 1 << 30
+"""Memory that is left to each compiler; the largest variants take 0.6 GB."""
+
+COMPLAINT_LINES = 5
+"""Of what a compiler says of a variant that it cannot compile: the cause comes first."""
 
 Start = Callable[[list[str]], subprocess.Popen[str]]
 
@@ -99,12 +109,12 @@ def compile_library(target: Path) -> list[str]:
     """Build the library into ``target``, atomically; returns the instruction sets that it holds.
 
     Raises BuildError without a compiler, or when the generic variant does not compile; CompilerHangs after
-    ``COMPILE_SECONDS``. A variant that only this compiler cannot build is left out.
+    ``COMPILE_SECONDS``. Another variant that does not compile is left out, with a warning.
     """
     compiler = find_compiler()
     try:
         with tempfile.TemporaryDirectory(prefix="bough-build-") as folder, _compilers(folder) as start:
-            built = _compile_variants(start, compiler, Path(folder))
+            built = _compile_variants(start, compiler, Path(folder), compilers_at_once())
             defines = [f"-DBOUGH_WITH_{name.upper()}" for name in built]
             dispatch = Path(folder) / "dispatch.o"
             source = f'-DBOUGH_SOURCE="{source_digest()}"'
@@ -228,24 +238,35 @@ def _compilers(folder: str) -> Iterator[Start]:
             process.communicate()
 
 
-def _compile_variants(start: Start, compiler: list[str], folder: Path) -> dict[str, Path]:
-    """Object file of each variant that compiles, all compiled side by side."""
-    running = {}
-    for name, flags in variants().items():
-        target = folder / f"{name}.o"
-        command = [*compiler, *COMMON_FLAGS, *flags, f"-DBOUGH_TABLE=kernels_{name}"]
-        command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
-        running[name] = (start(command), target)
-    built, complaint = {}, ""
-    for name, (process, target) in running.items():
+def compilers_at_once(root: Path = Path("/")) -> int:
+    """Compilers that there are cores and memory for, at least one. ``root`` is where /proc and /sys hang."""
+    return max(1, min(within_quota(usable_cores(root), root), free_memory(root) // COMPILER_BYTES))
+
+
+def _compile_variants(start: Start, compiler: list[str], folder: Path, at_once: int) -> dict[str, Path]:
+    """Object file of each variant that compiles, ``at_once`` compiled side by side; what fails is told in a warning."""
+    waiting = deque(reversed(variants().items()))  # those that take longest come last there
+    running: deque[tuple[str, subprocess.Popen[str], Path]] = deque()
+    built = {}
+    while waiting or running:
+        if waiting and len(running) < at_once:
+            name, flags = waiting.popleft()
+            target = folder / f"{name}.o"
+            command = [*compiler, *COMMON_FLAGS, *flags, f"-DBOUGH_TABLE=kernels_{name}"]
+            command += ["-c", str(SOURCES / "kernels.cpp"), "-o", str(target)]
+            running.append((name, start(command), target))
+            continue
+        name, process, target = running.popleft()
         _, errors = process.communicate(timeout=COMPILE_SECONDS)
         if process.returncode == 0:
             built[name] = target
-        elif name == "generic":
-            complaint = errors.strip()
-    if "generic" not in built:
-        raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
-    return built
+            continue
+        complaint = errors.strip() or f"it ended with {process.returncode}"
+        if name == "generic":
+            raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
+        first = "\n".join(complaint.splitlines()[:COMPLAINT_LINES])
+        log.warning("no kernels for %s, %s cannot compile them: %s", name, compiler[0], first)
+    return {name: built[name] for name in variants() if name in built}
 
 
 def _finish(process: subprocess.Popen[str]) -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bough.base.processors import flags
 from bough.device.ops import build
 
 log = logging.getLogger(__name__)
+
+BEST = {"amx_int8": "amx", "avx512_bf16": "avx512bf16", "avx512_vnni": "avx512vnni", "avx512f": "avx512",
+        "avx_vnni": "avxvnni", "avx2": "avx2", "asimddp": "dotprod"}  # fmt: skip
+"""Feature of a processor -> the kernels that use it; the first of those that it has are the best for it."""
 
 
 class AttentionCall(ctypes.Structure):
@@ -248,6 +253,14 @@ class Library:
         if not self._functions["set_isa"](name.encode()):
             raise ValueError(f"no kernels for {name!r}; there are {', '.join(self.isas())}")
 
+    def lacks(self, features: Collection[str]) -> str | None:
+        """What to do where it has not the best instruction set for a processor with these ``features``, in Linux's
+        words; None where it has."""
+        best = next((isa for feature, isa in BEST.items() if feature in features), None)
+        if best is None or best in self.isas():
+            return None
+        return f"their compiler or this kernel does not know {best}: take newer ones, delete {self.path}"
+
     def share_threads(self) -> str | None:
         """Use the OpenMP runtime that torch has loaded; its path, or None if there is none and one thread must do.
 
@@ -277,11 +290,11 @@ class Loading:
 def load() -> Loading:
     """The library from the package if it fits its sources, else from the cache folder, built if necessary.
 
-    The one warning about missing kernels is written here, once per process.
+    The one warning about missing kernels, or that there are better ones, is written here, once per process.
     """
     packaged = _open(build.PACKAGED) if build.is_whole(build.PACKAGED) else None
     if packaged is not None and packaged.digest() == build.source_digest():
-        return Loading(packaged, "built at installation", packaged.share_threads())
+        return _loaded(packaged, "built at installation")
     try:
         path = build.cached_library()
     except build.BuildError as error:
@@ -292,7 +305,13 @@ def load() -> Loading:
         reason = f"{path} cannot be loaded; delete it"
         log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", reason)
         return Loading(None, reason)
-    return Loading(library, "built at first use", library.share_threads())
+    return _loaded(library, "built at first use")
+
+
+def _loaded(library: Library, reason: str) -> Loading:
+    if (advice := library.lacks(flags())) is not None:
+        log.warning("the kernels are those for %s, and slower than they could be: %s", library.isa(), advice)
+    return Loading(library, reason, library.share_threads())
 
 
 def openmp_runtime() -> str | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from bough.base.control_groups import UNLIMITED, cpu_quota, memory_limits
-from bough.base.processors import cpuinfo, usable_cores
+from bough.base.control_groups import free_memory, within_quota
+from bough.base.processors import cpuinfo, flags, usable_cores
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "avx_vnni",
             "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve")  # fmt: skip
@@ -20,17 +20,12 @@ TILE_LEAF = 0x1D
 
 def usable_processors(root: Path = Path("/")) -> int:
     """Processors that this process may run on, less what the quotas of its control groups forbid."""
-    return _within_quota(len(os.sched_getaffinity(0)), root)
+    return within_quota(len(os.sched_getaffinity(0)), root)
 
 
 def default_threads(root: Path = Path("/")) -> int:
     """One for each core that those processors are."""
-    return _within_quota(usable_cores(root), root)
-
-
-def _within_quota(n: int, root: Path) -> int:
-    quota = cpu_quota(root)
-    return n if quota is None else min(n, max(1, int(quota)))
+    return within_quota(usable_cores(root), root)
 
 
 def spare_onednn(root: Path = Path("/")) -> None:
@@ -39,9 +34,8 @@ def spare_onednn(root: Path = Path("/")) -> None:
     It takes the sizes from leaf 0x1d of CPUID; where a hypervisor offers AMX and ends before that leaf, its first
     product of bfloat16 ends the process with SIGILL. A limit that the user has set stands.
     """
-    info = _processor(root)
-    level = info.get("cpuid level", "")
-    if "amx_tile" in info.get("flags", "").split() and level.isdecimal() and int(level) < TILE_LEAF:
+    level = next(iter(cpuinfo(root)), {}).get("cpuid level", "")
+    if "amx_tile" in flags(root) and level.isdecimal() and int(level) < TILE_LEAF:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
@@ -63,11 +57,7 @@ class CpuPlatform:
 
     def free_memory(self) -> int:
         """Bytes available without swapping, within the limit of the control group."""
-        available = UNLIMITED
-        for line in _read(self._root / "proc/meminfo").splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-        return min([available, *(limit.left for limit in memory_limits(self._root))])
+        return free_memory(self._root)
 
     def features(self) -> tuple[str, ...]:
         return features(self._root)
@@ -78,18 +68,5 @@ class CpuPlatform:
 
 def features(root: Path = Path("/")) -> tuple[str, ...]:
     """Those of the first processor that kernels choose by."""
-    info = _processor(root)
-    flags = set(info.get("flags", info.get("Features", "")).split())
-    return tuple(name for name in FEATURES if name in flags)
-
-
-def _processor(root: Path) -> dict[str, str]:
-    """What Linux says of the first processor."""
-    return next(iter(cpuinfo(root)), {})
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
+    found = flags(root)
+    return tuple(name for name in FEATURES if name in found)

@@ -1,13 +1,15 @@
-"""Linear layers with unquantised weights that are not packed: float32, the reference, and GPUs."""
+"""Linear layers with weights in the model's dtype that are not packed: float32, the reference, and GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
+from bough.device.ops.packed import Kind, unpack
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import LinearMethod, Parameter
 
@@ -53,6 +55,22 @@ class DenseTable:
         return DenseLinear(self._weight[:n_ids], None, self._ops)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A :class:`bough.device.quant.base.Parameter` with the values that ``kind`` holds of it, in the model's dtype."""
+
+    parameter: Parameter
+    kind: Kind
+    ops: Ops
+
+    def dense(self) -> Tensor:
+        weight = self.parameter.dense()
+        return unpack(self.ops.quantise(self.kind, weight.contiguous())).to(weight.dtype)
+
+    def blocks(self) -> None:
+        return None
+
+
 class DenseScheme:
     """Weights in the model's dtype."""
 
@@ -68,6 +86,30 @@ class DenseScheme:
 
     def table(self, pieces: Sequence[Parameter], tied: bool) -> DenseTable:
         return DenseTable(stacked(pieces), self._ops)
+
+
+class RoundedScheme:
+    """Weights rounded once, while they are loaded, to what packed ones stand for, and held in the model's dtype.
+
+    Without kernels nothing multiplies packed weights: they would be decoded for every product. Inputs are not rounded.
+    """
+
+    def __init__(self, kind: Kind, head: Kind, ops: Ops) -> None:
+        """``kind`` is that of the layers, ``head`` that of embedding and head."""
+        self._kind, self._head, self._ops = kind, head, ops
+        self._dense = DenseScheme(ops)
+
+    def linear(self, parameters: Sequence[Parameter], bias: Tensor | None) -> LinearMethod:
+        return self._dense.linear(self._rounded(parameters, self._kind), bias)
+
+    def head(self, pieces: Sequence[Parameter], n_ids: int) -> LinearMethod:
+        return self._dense.head(self._rounded(pieces, self._head), n_ids)
+
+    def table(self, pieces: Sequence[Parameter], tied: bool) -> DenseTable:
+        return self._dense.table(self._rounded(pieces, self._head), tied)
+
+    def _rounded(self, parameters: Sequence[Parameter], kind: Kind) -> list[Rounded]:
+        return [Rounded(parameter, kind, self._ops) for parameter in parameters]
 
 
 def stacked(pieces: Sequence[Parameter]) -> Tensor:

@@ -11,7 +11,7 @@ from bough.device.ops.packed import Kind, PackedWeight
 from bough.device.ops.registry import Ops
 from bough.device.quant.base import Parameter, Scheme
 from bough.device.quant.blocks import pack_as_stored
-from bough.device.quant.dense import DenseScheme
+from bough.device.quant.dense import DenseScheme, RoundedScheme
 from bough.device.quant.fp8 import Fp8Ops, Fp8Scheme, KeptFp8Scheme
 from bough.device.quant.packed import Pack, PackedScheme, pack_dense
 
@@ -40,13 +40,16 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
       its bits do not depend on it, either.
     * "int8", "int4": rounded while loading; embedding and head to 8 bits. On the CPU 8 bits are those of the weight's
       Hadamard transform, with a scale for each output; on a GPU of the weight itself, those of embedding and head in
-      groups of 32.
+      groups of 32. Without compiled kernels weights are rounded so and held in the model's dtype; their inputs, which
+      the kernels round, too, stay as they are.
     * "fp8": rounded while loading, with a scale for each output; embedding and head stay. ConfigError where the device
       cannot multiply them.
     """
     if quantize in ("int8", "int4"):
         eight, head = (Kind.INT8, Kind.Q8) if ops.name == "triton" else (Kind.ROTATED, Kind.ROTATED)
         layers = eight if quantize == "int8" else Kind.Q4_MIN
+        if ops.name == "reference":
+            return RoundedScheme(layers, head, ops)
         return PackedScheme(_rounding(ops, layers), _rounding(ops, head), dtype, ops)
     if quantize == "fp8":
         if "fp8" not in features or not isinstance(ops, Fp8Ops):
