@@ -30,18 +30,18 @@ SUMMARY = ("row", "floor s", "bough s", "x floor", "goal x", "best peer", "s", "
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer's seconds and the floor that they were measured over; ``run`` is the date of its run where bough's figure
-    is of another."""
+    """A peer's seconds, with bough's and the floor of that run; ``run`` is its date where it is not the last one."""
 
     contender: str
     seconds: float
+    ours: float
     floor: float
     run: str = ""
 
     @property
-    def multiple(self) -> float:
-        """Of the floor."""
-        return self.seconds / self.floor
+    def lead(self) -> float:
+        """How many times faster bough was in that run."""
+        return self.seconds / self.ours
 
     @property
     def label(self) -> str:
@@ -55,7 +55,7 @@ class Standing:
 
     Attributes:
         ours: (contender, seconds) of the fastest bough; None if none finished.
-        best: the peer that came nearest to its floor; None if none finished.
+        best: the peer that came nearest to bough, or passed it furthest; None if none finished beside it.
         goal: None where there is none.
         floor: seconds.
         aim: seconds that bough is to reach here, from the goal's multiple of the floor.
@@ -69,8 +69,8 @@ class Standing:
 
     @property
     def factor(self) -> float | None:
-        """How many times faster than the best peer, by multiples of the floor: within one run, the ratio of seconds."""
-        return self.best.multiple / (self.ours[1] / self.floor) if self.ours and self.best else None
+        """How many times faster than the best peer."""
+        return self.best.lead if self.best else None
 
     @property
     def met(self) -> tuple[bool, bool | None] | None:
@@ -134,20 +134,26 @@ def _against(name: str, row: Mapping[str, Any], peers: Sequence[Peer]) -> Standi
     if goal is not None:
         factor = goal.over_floor or (goal.seconds or 0.0) / row["goal_machine_floor_s"]
         aim = factor * row["floor_s"]
-    ours = _fastest({c: s for c, s in finished(row).items() if c.startswith("bough")})
-    return Standing(ours, min(peers, key=lambda peer: peer.multiple, default=None), goal, row["floor_s"], aim)
+    return Standing(_ours(row), min(peers, key=lambda peer: peer.lead, default=None), goal, row["floor_s"], aim)
+
+
+def _ours(row: Mapping[str, Any]) -> tuple[str, float] | None:
+    return _fastest({c: s for c, s in finished(row).items() if c.startswith("bough")})
 
 
 def _peers(row: Mapping[str, Any]) -> list[Peer]:
-    return [Peer(c, s, row["floor_s"]) for c, s in finished(row).items() if not c.startswith("bough")]
+    """Of a row that bough finished."""
+    if (ours := _ours(row)) is None:
+        return []
+    return [Peer(c, s, ours[1], row["floor_s"]) for c, s in finished(row).items() if not c.startswith("bough")]
 
 
 def _recorded(name: str, row: Mapping[str, Any]) -> list[Peer]:
     """What ik took on the goal machine, as seconds over this floor. Beside others only: alone it is the best of one."""
-    recorded = RECORDED_IK.get(name)
-    if recorded is None or not has_peers(row):
+    recorded, ours = RECORDED_IK.get(name), _ours(row)
+    if recorded is None or ours is None or not has_peers(row):
         return []
-    return [Peer(RECORDED, recorded / row["goal_machine_floor_s"] * row["floor_s"], row["floor_s"])]
+    return [Peer(RECORDED, recorded / row["goal_machine_floor_s"] * row["floor_s"], ours[1], row["floor_s"])]
 
 
 def _measured(reports: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, Peer]]:
@@ -370,9 +376,9 @@ def publish(folder: Path, output: Path) -> None:
         f"Written by `python -m benchmarks.peers table` from {names}; `benchmarks/peers/README.md` says how it was "
         "measured and what a floor is. A row that several runs have was measured again, not always beside the same "
         "peers. The first table and the pictures take bough from the last of its runs that has any, and each peer "
-        "as it was last measured: the best is the one that came nearest to the floor of its own run, which month, day "
-        "and time name where it is another. bough's lead is that peer's multiple of its floor, divided by bough's of "
-        "its own. First tokens and gaps are beside peers of bough's run. What later runs have measured again in every "
+        "beside bough as both were last measured together: the best is the one that bough led by least, or that led "
+        "bough by most, and month, day and time name that run where it is another. The lead is the ratio of seconds in "
+        "that run. First tokens and gaps are beside peers of bough's run. What later runs have measured again in every "
         "way is left out. Where rows read more than they multiply, the floor is as certain as the rate at which the "
         "machine reads, which is between the two that are given with each row.",
     ]
@@ -407,7 +413,7 @@ def _multiples(row: Mapping[str, Any], best: Peer | None) -> dict[str, float]:
     found = {contender: seconds / row["floor_s"] for contender, seconds in finished(row).items()}
     if best and best.run:
         found.pop(best.contender, None)
-        found[best.label] = best.multiple
+        found[best.label] = best.seconds / best.floor
     return found
 
 

@@ -123,7 +123,7 @@ def test_a_row_is_judged_against_floor_and_best_peer() -> None:
     name = "135m/rag/bf16"
     found = result(name, bough_bf16=cell(1.7), vllm_bf16=cell(5.0), llamacpp_bf16=cell(0.1) | {"note": "failed"})
     judged = report.standing(name, found["rows"][name])
-    assert judged.ours == ("bough bf16", 1.7) and judged.best == report.Peer("vllm bf16", 5.0, 1.0)
+    assert judged.ours == ("bough bf16", 1.7) and judged.best == report.Peer("vllm bf16", 5.0, 1.7, 1.0)
     assert judged.aim == 1.8 and judged.met == (True, True)
     text = report.markdown(found)
     assert "| 135m/rag/bf16 | 1 | 1.7 | 1.70 | 1.80 | vllm bf16 | 5 | 5.00 | 2.94x | 2.6x | yes / yes |" in text
@@ -144,12 +144,12 @@ def test_first_tokens_and_gaps_are_judged_of_the_fastest_form() -> None:
 def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
     name = "135m/batch1/int8"
     judged = report.standing(name, result(name, bough_int8=cell(0.6), llamacpp_q8_0=cell(2.0))["rows"][name])
-    assert judged.best == report.Peer(report.RECORDED, pytest.approx(0.51 * 2), 1.0)
+    assert judged.best == report.Peer(report.RECORDED, pytest.approx(0.51 * 2), 0.6, 1.0)
     assert judged.aim == pytest.approx(0.35 * 2)
     alone = report.standing(name, result(name, bough_int8=cell(0.6))["rows"][name])
     assert alone.best is None and alone.met == (True, None)
     live = result(name, bough_int8=cell(0.6), ik_q8_0=cell(0.9))
-    assert report.standing(name, live["rows"][name]).best == report.Peer("ik q8_0", 0.9, 1.0)
+    assert report.standing(name, live["rows"][name]).best == report.Peer("ik q8_0", 0.9, 0.6, 1.0)
     slow = result(name, bough_int8=cell(0.6), ik_q8_0=cell(1.3))
     assert report.standing(name, slow["rows"][name]).best == judged.best, "it does not get worse by being measured"
 
@@ -232,7 +232,7 @@ def dated(date: str, found: dict[str, Any], floor: float = 1.0) -> dict[str, Any
     return found
 
 
-def test_the_best_peer_is_the_nearest_to_its_own_floor_as_each_was_last_measured(tmp_path: Path) -> None:
+def test_the_best_peer_is_the_one_led_by_least_where_each_was_last_measured(tmp_path: Path) -> None:
     import json
 
     name = "1b/batch1/int4"
@@ -244,15 +244,15 @@ def test_the_best_peer_is_the_nearest_to_its_own_floor_as_each_was_last_measured
     ]
     judged = report.standings(reports)[name]
     assert judged.ours == ("bough int4", 1.5), "as last measured beside a peer"
-    assert judged.best == report.Peer("ik q4_0", 3.6, 2.0, "2026-11-27T09:00:00Z"), "not its best, nor of least seconds"
-    assert judged.factor == pytest.approx(1.8 / 1.5)
+    assert judged.best == report.Peer("ik q4_0", 3.6, 3.2, 2.0, "2026-11-27T09:00:00Z"), "not its best"
+    assert judged.factor == pytest.approx(3.6 / 3.2), "side by side"
     assert [list(found["rows"]) for found in report.current(reports)] == [[], [name], [name], [name]]
     for i, found in enumerate(reports):
         (tmp_path / f"peers-{i}.json").write_text(json.dumps(found))
     report.publish(tmp_path, tmp_path / "docs" / "performance.md")
     text = (tmp_path / "docs" / "performance.md").read_text()
     every = text.split("## Every row")[1].split("\n## ")[0]
-    assert f"| {name} | 1 | 1.5 | 1.50 |  | ik q4_0, 11-27 09:00 | 3.6 | 1.80 | 1.20x |  |  |" in every
+    assert f"| {name} | 1 | 1.5 | 1.50 |  | ik q4_0, 11-27 09:00 | 3.6 | 1.80 | 1.12x |  |  |" in every
     assert f"| {name} | 1 | 1.5 | 1.50 |  | ik q4_1 | 4.2 | 4.20 | 2.80x |  |  |" in text, "a run has its own"
     picture = (tmp_path / "docs" / "images" / "performance-1b.svg").read_text()
     assert "ik q4_0, 11-27 09:00" in picture and "ik q4_1" in picture
@@ -265,13 +265,13 @@ def test_the_best_peer_of_boughs_own_run_has_no_mark() -> None:
         dated("2026-11-27T18:40:31Z", result(name, bough_bf16=cell(1.0), vllm_bf16=cell(2.0)), 0.5),
     ]
     judged = report.standings(reports)[name]
-    assert judged.best == report.Peer("vllm bf16", 2.0, 0.5) and judged.best.label == "vllm bf16"
+    assert judged.best == report.Peer("vllm bf16", 2.0, 1.0, 0.5) and judged.best.label == "vllm bf16"
     assert judged.factor == 2.0
 
 
 def test_the_record_of_ik_counts_beside_others_and_beside_ik() -> None:
     name = "135m/batch1/int8"
-    recorded = report.Peer(report.RECORDED, pytest.approx(0.51 * 2), 1.0)
+    recorded = report.Peer(report.RECORDED, pytest.approx(0.51 * 2), 0.7, 1.0)
     found = dated("2026-11-26T23:16:39Z", result(name, bough_int8=cell(0.7), ik_q8_0=cell(1.3)))
     assert report.standings([found])[name].best == recorded
     assert report.standings([result(name, bough_int8=cell(0.6))])[name].best is None
