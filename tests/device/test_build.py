@@ -51,6 +51,14 @@ def is_read(fifo: Path) -> bool:
     return False
 
 
+@pytest.fixture(scope="module")
+def loaded() -> library.Library:
+    found = library.load().library
+    if found is None:
+        pytest.skip("no compiler here")
+    return found
+
+
 def test_the_build_module_needs_only_the_standard_library() -> None:
     """An installation imports it where no package is there yet."""
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import bough.device.ops.build"
@@ -294,11 +302,8 @@ def test_a_stale_packaged_library_is_not_used(fresh: Path, monkeypatch: pytest.M
 
 
 def test_kernels_below_what_the_processor_can_do_are_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    loaded: library.Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = library.load().library
-    if found is None:
-        pytest.skip("no compiler here")
     load = functools.cache(library.load.__wrapped__)
     monkeypatch.setattr(library, "flags", lambda: frozenset({"no feature that kernels use"}))
     load()
@@ -308,30 +313,26 @@ def test_kernels_below_what_the_processor_can_do_are_told_once(
     monkeypatch.setattr(library.Library, "isas", lambda self: ["generic"])
     assert load() is load()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"for {found.isa()}," in caplog.text and "does not know amx:" in caplog.text
-    assert str(found.path) in caplog.text
+    assert f"for {loaded.isa()}," in caplog.text and "does not know amx:" in caplog.text
+    assert str(loaded.path) in caplog.text
 
 
-def test_a_damaged_packaged_library_is_not_opened(tmp_path: Path) -> None:
+def test_a_damaged_packaged_library_is_not_opened(loaded: library.Library, tmp_path: Path) -> None:
     """Half a library ends the process that opens it, so this is another one."""
-    found = library.load().library
-    if found is None:
-        pytest.skip("no compiler here")
-    damaged, content = tmp_path / "kernels.so", found.path.read_bytes()
+    damaged, content = tmp_path / "kernels.so", loaded.path.read_bytes()
     damaged.write_bytes(content[: len(content) // 2])
     script = f"""if 1:
         from pathlib import Path
         from bough.device.ops import build, library
-        build.PACKAGED, build.cached_library = Path({str(damaged)!r}), lambda: Path({str(found.path)!r})
+        build.PACKAGED, build.cached_library = Path({str(damaged)!r}), lambda: Path({str(loaded.path)!r})
         print(library.load().reason)"""
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "built at first use")
 
 
+@pytest.mark.usefixtures("loaded")
 def test_there_is_one_openmp_runtime() -> None:
     """A second one would bring a second pool of threads. Asked of a fresh process: tests import other libraries."""
-    if library.load().library is None:
-        pytest.skip("no compiler here")
     code = (
         "from pathlib import Path; import torch; from bough.device.ops import library; import bough.engine.build\n"
         "torch.ones(1 << 20).sum(); print(library.load().openmp); print(Path('/proc/self/maps').read_text())"

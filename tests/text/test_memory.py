@@ -97,10 +97,10 @@ def test_of_many_texts_the_one_with_most_in_common_is_gone_on_with(counting: Cou
     for text in branches:
         encoded(memory.encode(text, add_special=False))
     counting.encoded.clear()
-    for text in branches[::3]:
-        going_on = text + "And why?"
+    # What goes on comes behind its beginning where texts are sorted, what leaves it at an earlier letter before it.
+    for going_on in (text[:at] + "And why?" for text in branches[::3] for at in (len(text), -300)):
         assert encoded(memory.encode(going_on, add_special=False)) == counting.encode(going_on, add_special=False)
-    assert max(counting.encoded) < 600
+    assert max(counting.encoded) < 700
 
 
 def test_an_edit_is_encoded_though_the_same_follows(counting: Counting) -> None:
