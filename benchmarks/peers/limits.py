@@ -9,14 +9,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
+from typing import TYPE_CHECKING
 
 from benchmarks.peers.floors import Limits
 from benchmarks.peers.home import ROOT
 
+if TYPE_CHECKING:
+    import torch
+
+    from bough.device.ops.packed import PackedWeight
+
 
 def measure(threads: int) -> Limits:
-    """Run this module with so many threads; about 6 seconds."""
+    """Run this module with so many threads; about 9 seconds."""
     command = [sys.executable, "-m", "benchmarks.peers.limits", "--threads", str(threads)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -39,11 +46,25 @@ def _least(function: Callable[[], object], seconds: float) -> float:
     return min(times)
 
 
+def _rate(products: Sequence[Callable[[int], Callable[[], object]]]) -> float:
+    """Operations per second of the fastest product of large matrices, each made for their size.
+
+    Small ones tell which are worth the wait: torch multiplies bfloat16 and bytes a hundred times slower where it has no
+    instructions for them.
+    """
+
+    def rate(n: int, product: Callable[[int], Callable[[], object]], seconds: float) -> float:
+        return 2 * n**3 / _least(product(n), seconds)
+
+    small = [rate(256, product, 0.05) for product in products]
+    return max(rate(2048, p, 1.0) for p, r in zip(products, small, strict=True) if r > max(small) / 4)
+
+
 def main() -> None:
     """Print the limits as JSON."""
     import torch
 
-    from bough.device.ops.packed import pack_bf16
+    from bough.device.ops.packed import pack_bf16, pack_int8
     from bough.device.ops.pages import advise_huge_pages
     from bough.device.ops.registry import resolve_ops
 
@@ -54,13 +75,30 @@ def main() -> None:
     advise_huge_pages(memory)
     memory.fill_(1)
     read = _least(memory.sum, 1.5)
-    n = 2048
-    a = torch.randn(n, n).to(torch.bfloat16)
-    ours = resolve_ops("auto").packed_linear(pack_bf16(a), None)
-    bf16 = min(_least(lambda: a @ a, 1.0), _least(lambda: ours(a), 1.0))
-    b = torch.randint(-128, 128, (n, n), dtype=torch.int8)
-    int8 = _least(lambda: torch._int_mm(b, b), 1.0)
-    figures = Limits(memory.nbytes / read / 1e9, 2 * n**3 / bf16 / 1e9, 2 * n**3 / int8 / 1e9)
+    ops = resolve_ops("auto")
+
+    def square(n: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(n, n).to(dtype)
+
+    def ours(n: int, weight: PackedWeight) -> Callable[[], object]:
+        return partial(ops.packed_linear(weight, None), square(n))
+
+    def of_torch(n: int, dtype: torch.dtype) -> Callable[[], object]:
+        return partial(torch.mm, square(n, dtype), square(n, dtype))
+
+    def bytes_of_torch(n: int) -> Callable[[], object]:
+        x = torch.randint(-128, 128, (n, n), dtype=torch.int8)
+        return partial(torch._int_mm, x, x)
+
+    def bytes_of_ours(n: int) -> Callable[[], object]:
+        values = torch.randint(0, 256, (n, n), dtype=torch.uint8)
+        return ours(n, pack_int8(values, torch.ones(n)))
+
+    # Without instructions for bfloat16, floats are what it is multiplied as.
+    types = (torch.bfloat16, torch.float32)
+    bf16 = _rate([lambda n: ours(n, pack_bf16(square(n))), *(partial(of_torch, dtype=dtype) for dtype in types)])
+    int8 = _rate([bytes_of_ours, bytes_of_torch])
+    figures = Limits(memory.nbytes / read / 1e9, bf16 / 1e9, int8 / 1e9)
     print(json.dumps({name: round(getattr(figures, name), 1) for name in Limits.__slots__}))
 
 

@@ -7,6 +7,8 @@
 // bf16 they are not widened at all (bytes.h).
 #pragma once
 
+#include <type_traits>
+
 #include "vec.h"
 
 namespace {
@@ -24,6 +26,18 @@ template <typename E> using Element = typename ElementOf<E>::type;
 
 // Keys that one word of V, or of weights, holds.
 template <typename E> constexpr int KEYS_PER_WORD = 4 / (int)sizeof(Element<E>);
+
+// An element of bf16, widened.
+struct WideBf16 { float value; };
+template <> struct ElementOf<WideBf16> { typedef bf16 type; };
+template <> constexpr int KEYS_PER_WORD<WideBf16> = 1;
+INLINE vf step(vf acc, const WideBf16* column, WideBf16 a) { return fma(loadf(&column->value), splat(a.value), acc); }
+
+// What many queries, their keys, weights and values are held as, and how many words of that a word of T takes.
+template <typename T> struct LaneWordOf { typedef Word<T> type; };
+template <> struct LaneWordOf<bf16> { typedef std::conditional_t<WIDENS_PAIRS, WideBf16, uint32_t> type; };
+template <typename T> using LaneWord = typename LaneWordOf<T>::type;
+template <typename T> constexpr int WIDENED = KEYS_PER_WORD<Word<T>> / KEYS_PER_WORD<LaneWord<T>>;
 
 INLINE int64_t cell_bytes(int dtype) {
     return dtype == BOUGH_FLOAT32 ? 4 : dtype == BOUGH_INT8 ? 1 : 2;

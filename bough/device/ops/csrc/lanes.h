@@ -52,6 +52,12 @@ INLINE void store_weights(float* to, int64_t stride, vf a, vf b) {
     storef(to + stride, b);
 }
 
+// Rounded as in pairs.
+INLINE void store_weights(WideBf16* to, int64_t stride, vf a, vf b) {
+    const bf16* type = nullptr;
+    store_weights((float*)to, stride, rounded(a, type), rounded(b, type));
+}
+
 // They become digits later.
 INLINE void store_weights(LaneBytes* to, int64_t stride, vf a, vf b) { store_weights((float*)to, stride, a, b); }
 
@@ -378,7 +384,9 @@ struct LaneBlock {
                 storef(sum, weight);
             }
         }
-        int inner = (n_keys + KEYS_PER_WORD<E> - 1) / KEYS_PER_WORD<E>;
+        // Few queries multiply whole pairs of bf16, and so do many whose pairs are widened.
+        constexpr int TOGETHER = 4 / (int)sizeof(Element<E>);
+        const int inner = (n_keys + TOGETHER - 1) / TOGETHER * (TOGETHER / KEYS_PER_WORD<E>);
         const E* weights = (const E*)scores;
         auto add_segment = [&](int d, int v, vf x) {
             float* at = out + d * LANES + v * WIDTH;

@@ -80,12 +80,14 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
     if constexpr (Tile::WIDE > 0)
         for (; are_wide(n) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
             rows_of_panels<Tile, WIDE_PANELS, Tile::WIDE>(l, x, n, panel, after(panel + WIDE_PANELS), out, out_stride);
+    if constexpr (Tile::FEW > 0)
+        for (; n <= Tile::FEW && panel + FEW_PANELS <= end; panel += FEW_PANELS)
+            rows_of_panels<Tile, FEW_PANELS, Tile::FEW>(l, x, n, panel, after(panel + FEW_PANELS), out, out_stride);
     for (; panel + Tile::PANELS <= end; panel += Tile::PANELS)
-        rows_of_panels<Tile, Tile::PANELS, LINEAR_ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out,
-                                                        out_stride);
+        rows_of_panels<Tile, Tile::PANELS, Tile::ROWS>(l, x, n, panel, after(panel + Tile::PANELS), out, out_stride);
     if constexpr (Tile::PANELS > 2)
         for (; panel + 2 <= end; panel += 2)
-            rows_of_panels<Tile, 2, LINEAR_ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
+            rows_of_panels<Tile, 2, Tile::ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
     for (; panel < end; ++panel)
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
@@ -181,8 +183,9 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
     const bool wide = (dense || rotated) && are_wide(n);
     const int64_t at_a_time = single ? are_few_long(n, l.n_in) ? LONG_PANELS : 1
                               : wide ? WIDE_PANELS
+                              : dense && n <= FEW_DENSE_ROWS ? FEW_PANELS
                                      : dense || rotated ? DENSE_PANELS : GROUP_PANELS;
-    const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : LINEAR_ROWS), words = input_words(l);
+    const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : dense ? DENSE_ROWS : LINEAR_ROWS), words = input_words(l);
     const int64_t looks = words / words_at_a_time(ceil_div(n, blocks));
     return blocks * ceil_div(panels, at_a_time) *
            (reads_compact(l, n) ? units_of(l)
@@ -253,7 +256,7 @@ struct PackedCall {
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
         // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile. Where
         // tiles multiply, weights are not to be read more than once.
-        row_blocks = ceil_div(rows * input_words(l) * 4, ROWS_BYTES);
+        row_blocks = ceil_div(rows * row_words(l) * 4, ROWS_BYTES);
 #if defined(BOUGH_AMX)
         if (in_blocks(l, rows)) row_blocks = 1;
         // Weights that tiles begin a range with have not been asked for.

@@ -29,7 +29,7 @@ INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
 constexpr bool READS_COMPACT = true;
 
 struct CompactTile {
-    static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_COMPACT_ROWS;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {

@@ -1,7 +1,8 @@
 // What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
 // A prepared row is
-//   uint32 [words]        pairs of bf16, or four signed bytes; of Q4_WHOLE the upper digits of all inputs, then the lower ones
+//   uint32 [words]        pairs of bf16, or two floats for each where WIDENS_PAIRS; or four signed bytes; of Q4_WHOLE the upper
+//                         digits of all inputs, then the lower ones
 //   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
@@ -48,7 +49,7 @@ INLINE int64_t n_groups_of(const PackedLinear& l) { return (l.n_in + GROUP - 1) 
 // Inputs that rows of Q4_WHOLE are filled up to whole ones of.
 constexpr int WHOLE_INPUTS = 64;
 
-// Words of values in a prepared row, or of one of its digits.
+// Words of the values of a row, of one of its digits if there are two, as they are beside an output's weights.
 INLINE int64_t input_words(const PackedLinear& l) {
     switch (l.kind) {
         case LINEAR_BF16: return (l.n_in + 1) / 2;
@@ -59,6 +60,11 @@ INLINE int64_t input_words(const PackedLinear& l) {
 }
 
 INLINE int64_t digits_of(const PackedLinear& l) { return l.kind == LINEAR_Q4_WHOLE ? 2 : 1; }
+
+// Words of values in a prepared row.
+INLINE int64_t row_words(const PackedLinear& l) {
+    return input_words(l) * (WIDENS_PAIRS && l.kind == LINEAR_BF16 ? 2 : digits_of(l));
+}
 
 // Scales of a prepared row.
 INLINE int64_t input_scales(const PackedLinear& l) {
@@ -81,7 +87,7 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache; two lines more leave each set of a first-level cache 8 of 32 rows' lines.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t stride = ceil_to(digits_of(l) * input_words(l) + input_scales(l) * META, 16);
+    int64_t stride = ceil_to(row_words(l) + input_scales(l) * META, 16);
     return stride % 1024 ? stride : stride + 32;
 }
 
@@ -192,10 +198,23 @@ INLINE void copy_bf16(const float* x, int64_t n_in, bf16* to) {
     for (int64_t i = 0; i < n_in; ++i) to[i] = narrow_bf16(x[i]);
 }
 
+// x[n_in] rounded to bf16, as floats.
+template <typename T>
+INLINE void widen_bf16(const T* x, int64_t n_in, float* to) {
+    int64_t i = 0;
+    for (; i + WIDTH <= n_in; i += WIDTH) storef(to + i, rounded(load(x + i), (const bf16*)nullptr));
+    for (; i < n_in; ++i) to[i] = rounded(widen(x[i]), (const bf16*)nullptr);
+}
+
 template <typename T>
 INLINE void prepare_bf16(const T* x, int64_t n_in, uint32_t* to) {
-    copy_bf16(x, n_in, (bf16*)to);
-    if (n_in % 2) ((bf16*)to)[n_in] = 0;
+    if constexpr (WIDENS_PAIRS) {
+        widen_bf16(x, n_in, (float*)to);
+        if (n_in % 2) ((float*)to)[n_in] = 0;
+    } else {
+        copy_bf16(x, n_in, (bf16*)to);
+        if (n_in % 2) ((bf16*)to)[n_in] = 0;
+    }
 }
 
 template <typename T>
@@ -361,7 +380,7 @@ INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride, [[
 #if defined(BOUGH_AMX)
     if (n > AMX_ROWS && x_stride % 2048 == 0) return false;
 #endif
-    return l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
+    return !WIDENS_PAIRS && l.kind == LINEAR_BF16 && l.n_in % 2 == 0 && x_stride % 2 == 0;
 }
 INLINE bool is_prepared(const PackedLinear&, const float*, int64_t, int64_t) { return false; }
 

@@ -13,8 +13,14 @@ namespace {
 constexpr int PANEL_VECS = PANEL / WIDTH;
 constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 
-// Panels that one pass takes: as many as the registers hold sums of. Sums of bytes are kept beside those of floats.
+// Panels that one pass takes, and rows of dense ones: as many as the registers hold sums of. Sums of bytes are kept beside those
+// of floats.
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
+#if defined(__x86_64__) && !defined(__AVX2__)
+constexpr int DENSE_ROWS = 3;
+#else
+constexpr int DENSE_ROWS = 6;
+#endif
 constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 
 // Where few rows leave all the time to memory, groups are multiplied with one panel at a time: a thread then reads its
@@ -25,6 +31,9 @@ constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int LONG_PANELS = 4;
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
 INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS && inputs > LONG_INPUTS; }
+
+// So few rows have too few chains of sums in work with one panel at a time.
+constexpr int FEW_DENSE_ROWS = WIDTH == 8 ? 2 : 0, FEW_PANELS = 2;
 
 // Rows that one pass multiplies with fewer dense panels where products cost little: then it counts that the panels are read
 // once for all rows.
@@ -110,14 +119,32 @@ constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
 // instructions; of fewer rows requests have to be spread evenly, as memory is what they wait for.
 constexpr int words_at_a_time(int64_t rows) { return rows > 4 ? 4 : 1; }
 
+// The same of pairs, whose rows may have been widened.
+template <int R, int P>
+INLINE void add_pairs(Sums<vf, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
+    if constexpr (!WIDENS_PAIRS) {
+        add_word<PairDots>(sums, w, a, i);
+    } else {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half)
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) {
+                const vf x = splat(((const float*)a(r))[2 * i + half]);
+#pragma GCC unroll 8
+                for (int j = 0; j < P * PANEL_VECS; ++j)
+                    sums.at[r][j] = fma(half ? second_of(w[j]) : first_of(w[j]), x, sums.at[r][j]);
+            }
+    }
+}
+
 // Whole-row sums of `words` words.
 template <int R, int P>
 INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, const PreparedRows& x,
                       const NextPanels& next) {
-    constexpr int AT_A_TIME = words_at_a_time(R);
+    constexpr int AT_A_TIME = words_at_a_time(R), WORD = WIDENS_PAIRS ? 8 : 4;
     RowCursor a(x.at, x.stride);
     int64_t i = 0;
-    for (; i + AT_A_TIME <= words; i += AT_A_TIME, a.advance(4 * AT_A_TIME)) {
+    for (; i + AT_A_TIME <= words; i += AT_A_TIME, a.advance(WORD * AT_A_TIME)) {
         if (R <= FEW_ROWS)
             next.ahead<P>(w, i * PANEL, ahead_words(next.stride));
         else
@@ -127,13 +154,13 @@ INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, co
         for (int j = 0; j < AT_A_TIME; ++j) {
             vu column[P * PANEL_VECS];
             load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
-            add_word<PairDots>(sums, column, a, j);
+            add_pairs<R, P>(sums, column, a, j);
         }
     }
-    for (; i < words; ++i, a.advance(4)) {
+    for (; i < words; ++i, a.advance(WORD)) {
         vu column[P * PANEL_VECS];
         load_word<P>(column, w + i * PANEL, words * PANEL);
-        add_word<PairDots>(sums, column, a, 0);
+        add_pairs<R, P>(sums, column, a, 0);
     }
 }
 
@@ -153,7 +180,7 @@ struct WholePanels {
 
 // out[R][P * PANEL] := block of rows times panels [panel, panel + P), without bias.
 struct Bf16Tile : WholePanels {
-    static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int PANELS = DENSE_PANELS, ROWS = DENSE_ROWS, FEW = FEW_DENSE_ROWS;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_ROWS;
 
     template <int R, int P>
@@ -269,7 +296,7 @@ INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t p
 
 // Bytes of which all inputs share a scale.
 struct RotatedTile : WholePanels {
-    static constexpr int PANELS = DENSE_PANELS;
+    static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = single_rows(false), WIDE = WIDE_ROWS;
     static constexpr int WORDS = AHEAD_LINES;   // that pass between two looks at what is to be asked for
 
@@ -310,7 +337,7 @@ struct RotatedTile : WholePanels {
 
 template <typename Format>
 struct GroupTile : WholePanels {
-    static constexpr int PANELS = GROUP_PANELS;
+    static constexpr int PANELS = GROUP_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = single_rows(Format::BITS == 4), WIDE = 0;
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
     static constexpr int HELD_LINES = HELD_WORDS<Format::MOST> * Format::BITS / 8;

@@ -82,9 +82,12 @@ struct Segments {
             for (int i = 0; i < WIDTH; ++i)
                 rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
             const int n_parts = words / key_words;      // digits
+            const bool in_tiles = IN_TILES<word>;
             for (int part = 0; part < n_parts; ++part, to += lane_words() * LANES) {
                 transpose_rows(rows, part * key_words, key_words, to, LANES);
-                for (int i = key_words; i < lane_words(); ++i) memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
+                if (widened()) widen_pairs(to, key_words, LANES);
+                for (int i = key_words; in_tiles && i < lane_words(); ++i)
+                    memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
             }
         }
     }
@@ -232,8 +235,11 @@ struct Segments {
     // Whether few queries are multiplied as tiles multiply pairs (attention_amx.h).
     bool as_tiles() const { return IN_TILES<word> && !bytes; }
 
+    // Whether many queries and their keys are held as floats instead of pairs.
+    bool widened() const { return WIDENED<T> > 1 && !bytes; }
+
     // Words of a key of LaneBlock, and of a query, which may have two digits. In tiles they are filled up with zeros.
-    int lane_words() const { return lane_words_of<T>(key_words); }
+    int lane_words() const { return widened() ? WIDENED<T> * key_words : lane_words_of<T>(key_words); }
     int lane_query() const { return words / key_words * lane_words(); }
 
     // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
@@ -352,8 +358,9 @@ struct Segments {
             memcpy(to, keys[i], sizeof(word) * key_words);
             memset(to + key_words, 0, sizeof(word) * (lane_words() - key_words));
         }
-        for (int i = 0; !whole && i < n; i += WIDTH, to += key_words * WIDTH) {
+        for (int i = 0; !whole && i < n; i += WIDTH, to += lane_words() * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
+            if (widened()) widen_pairs(to, key_words, WIDTH);
             for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
         }
         if (bytes) return pack_bytes(cells, w);
@@ -366,20 +373,24 @@ struct Segments {
             return;
         }
 #endif
-        constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<word> * WIDTH;
+        constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<LaneWord<T>> * WIDTH;
+        const auto put = [](float* to, vf x) {
+            storef(to, WIDENED<T> > 1 ? first_of((vu)x) : x);
+            if (WIDENED<T> > 1) storef(to + WIDTH, second_of((vu)x));
+        };
         for (int i = 0; i < inner; ++i) {
-            float* to = (float*)w.pairs + i * WIDTH;
+            float* to = (float*)w.pairs + i * WIDENED<T> * WIDTH;
             int d = 0;
             for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH, to += 2 * BLOCK) {
                 vf x[2];
                 load_values<2>(values, i, d, x);
-                storef(to, x[0]);
-                storef(to + BLOCK, x[1]);
+                put(to, x[0]);
+                put(to + BLOCK, x[1]);
             }
             for (; d < dim; d += WIDTH, to += BLOCK) {
                 vf x[1];
                 load_values<1>(values, i, d, x);
-                storef(to, x[0]);
+                put(to, x[0]);
             }
         }
     }
@@ -453,7 +464,7 @@ struct Segments {
             };
             if constexpr (sizeof(T) == 2)
                 if (bytes) run(LaneBytes{});
-            if (!bytes) run(word{});
+            if (!bytes) run(LaneWord<T>{});
         }
     }
 

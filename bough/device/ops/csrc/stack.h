@@ -22,7 +22,8 @@
 
 namespace {
 
-constexpr int64_t STACK_CHUNK = DENSE_PANELS;   // panels handed out at a time, where tiles do not ask for more
+// Panels handed out at a time, where tiles do not ask for more.
+constexpr int64_t STACK_CHUNK = DENSE_PANELS > FEW_PANELS ? DENSE_PANELS : FEW_PANELS;
 constexpr int64_t FEW_TOKENS = 6;
 constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer that a thread reads ahead: an eighth of a cache
 

@@ -261,14 +261,35 @@ INLINE vf tanhv(vf x) {
     return select(size < splat(0.625f), near, (vf)((vu)far | ((vu)x & 0x80000000u)));
 }
 
+// Where no instruction multiplies pairs of bf16, they are taken apart for every product: what is multiplied often is held as
+// floats.
+#if defined(__AVX512BF16__)
+constexpr bool WIDENS_PAIRS = false;
+#else
+constexpr bool WIDENS_PAIRS = true;
+#endif
+
+// Both elements of a pair per lane.
+INLINE vf first_of(vu pair) { return (vf)(pair << 16); }
+INLINE vf second_of(vu pair) { return (vf)(pair & 0xffff0000u); }
+
+// n rows of pairs, `stride` words apart, to twice as many rows of floats, in their place.
+INLINE void widen_pairs(uint32_t* rows, int n, int64_t stride) {
+    for (int i = n - 1; i >= 0; --i) {
+        const vu pairs = loadu(rows + i * stride);
+        storef((float*)rows + 2 * i * stride, first_of(pairs));
+        storef((float*)rows + (2 * i + 1) * stride, second_of(pairs));
+    }
+}
+
 // Adds the product of two packed bf16 pairs per lane: acc + a.lo * b.lo + a.hi * b.hi.
 INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
     vu pair = b - vu{};
 #if defined(__AVX512BF16__)
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)pair);
 #else
-    acc = fma((vf)(a << 16), (vf)(pair << 16), acc);
-    return fma((vf)(a & 0xffff0000u), (vf)(pair & 0xffff0000u), acc);
+    acc = fma(first_of(a), first_of(pair), acc);
+    return fma(second_of(a), second_of(pair), acc);
 #endif
 }
 
