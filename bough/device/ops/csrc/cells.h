@@ -4,7 +4,7 @@
 // Attention computes with floats, or with pairs of bf16. Cells of another type are turned, row by row, into whichever
 // of the two the queries have: beside bf16, float16 and float32 are rounded, which loses nothing of what was written from
 // bf16. int8 cells hold integers; their scales, one per token and kv head, multiply scores and weights. Beside queries of
-// bf16 they are not widened at all (bytes.h).
+// bf16 they are not widened at all (bytes.h). Pairs that no instruction multiplies are held as floats beside many queries.
 #pragma once
 
 #include <type_traits>
