@@ -27,9 +27,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
+    _keep_to_own_cores()
     from bough.device.platform.cpu import spare_onednn
 
     spare_onednn()  # twins compute with torch before any engine is built
+
+
+def _keep_to_own_cores() -> None:
+    """Processes of tests share out the cores, for good: what they start takes as many threads as it finds cores.
+
+    Two processes that both compute on every core wait for each other at every barrier: ten times as long.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1 and hasattr(os, "sched_setaffinity"):
+        number, cores = int(os.environ["PYTEST_XDIST_WORKER"][2:]), sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[number::processes] or {cores[number % len(cores)]})
 
 
 @pytest.fixture
