@@ -179,7 +179,7 @@ constexpr int MAX_HEAD_DIM = 512;
 
 // One query or key, normed and rotated.
 template <typename T>
-INLINE void turn_head(const RopeCall& c, const T* from, const void* norm, const float* cosine, T* to) {
+NOINLINE void turn_head(const RopeCall& c, const T* from, const void* norm, const float* cosine, T* to) {
     const int half = c.rotary_dim / 2;
     T normed[MAX_HEAD_DIM];
     if (norm) {

@@ -17,6 +17,14 @@
 
 namespace {
 
+// out[columns] := sums, with bias.
+template <typename T>
+NOINLINE void finish_row(const float* sums, const float* bias, int columns, T* out) {
+    int i = 0;
+    for (; i + WIDTH <= columns; i += WIDTH) store(out + i, bias ? loadf(sums + i) + loadf(bias + i) : loadf(sums + i));
+    for (; i < columns; ++i) store_one(out + i, bias ? sums[i] + bias[i] : sums[i]);
+}
+
 // out[rows] of P panels from `panel` on, in their places behind `out`, with bias, in the type of the output. value(r, i): what
 // WIDTH outputs of row r come to, from output i of these panels on.
 template <int P, typename Value, typename T>
@@ -31,17 +39,9 @@ INLINE void finish_panels(const PackedLinear& l, const Value& value, int rows, i
         return;
     }
     for (int r = 0; r < rows; ++r, out += out_stride) {
-        for (int i = 0; i < P * PANEL; i += WIDTH) {
-            vf x = value(r, i);
-            if (i + WIDTH <= columns) {
-                if (bias) x += loadf(bias + i);
-                store(out + i, x);
-            } else {
-                float rest[WIDTH];
-                storef(rest, x);
-                for (int j = 0; i + j < columns; ++j) store_one(out + i + j, bias ? rest[j] + bias[i + j] : rest[j]);
-            }
-        }
+        float sums[P * PANEL];
+        for (int i = 0; i < P * PANEL; i += WIDTH) storef(sums + i, value(r, i));
+        finish_row(sums, bias, columns < P * PANEL ? (int)columns : P * PANEL, out);
     }
 }
 
@@ -49,20 +49,31 @@ INLINE void finish_panels(const PackedLinear& l, const Value& value, int rows, i
 template <int P>
 INLINE auto sums_of(const float* sums) { return [=](int r, int i) { return loadf(sums + r * P * PANEL + i); }; }
 
-// P panels from `panel` on, for n rows, up to `BLOCK` at a time.
-template <typename Tile, int P, int BLOCK, typename T>
-void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then, T* out,
-                    int64_t out_stride) {
-    const int64_t turns = ceil_div(n, BLOCK);
-    NextPanels next = {then.weight, Tile::stride(l), then.others, 0};
+constexpr int MOST_ROWS = 12;    // of a block
+
+typedef void (*RunTile)(const PackedLinear&, const PreparedRows&, int rows, int64_t panel, const NextPanels&, float* sums);
+
+// P panels from `panel` on, for n rows, up to `block` at a time. Compiled once for all kinds of weights.
+template <int P, typename T>
+NOINLINE void blocks_of_rows(RunTile run, int block, const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel,
+                             NextPanels next, T* out, int64_t out_stride) {
+    const int64_t turns = ceil_div(n, block);
     for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
         int rows = (int)(n * (turn + 1) / turns - row);
-        float tile[BLOCK * P * PANEL];
+        float sums[MOST_ROWS * P * PANEL];
         next.take(turn, turns, P);
-        run_tile<Tile, P, BLOCK>(l, {x.row(row), x.stride}, rows, panel, next, tile);
-        finish_panels<P>(l, sums_of<P>(tile), rows, panel, out + row * out_stride, out_stride);
+        run(l, {x.row(row), x.stride}, rows, panel, next, sums);
+        finish_panels<P>(l, sums_of<P>(sums), rows, panel, out + row * out_stride, out_stride);
         row += rows;
     }
+}
+
+template <typename Tile, int P, int BLOCK, typename T>
+INLINE void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, const Then& then, T* out,
+                           int64_t out_stride) {
+    static_assert(BLOCK <= MOST_ROWS, "the sums have room");
+    const NextPanels next = {then.weight, Tile::stride(l), then.others, 0};
+    blocks_of_rows<P>(run_tile<Tile, P, BLOCK>, BLOCK, l, x, n, panel, next, out, out_stride);
 }
 
 // What does not fill a pass is computed row by row: it is one panel at most but for bf16, and its code is not worth

@@ -169,8 +169,8 @@ struct LoraExpand {
 
 // Run i, as far as it is among the n tokens from `token` on: out += B inner for the columns [begin, end), where `begin`
 // is a part's first column or whole panels from it; `out` is where `token` and column 0 would lie.
-INLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i, int64_t token, int64_t n,
-                        int64_t begin, int64_t end, bf16* out, int64_t out_stride) {
+NOINLINE void lora_expand(const LoraTable& table, const LoraRuns& runs, int64_t i, int64_t token, int64_t n,
+                          int64_t begin, int64_t end, bf16* out, int64_t out_stride) {
     const LoraRun& run = runs.run[i];
     const LoraAdapter* adapter = table.adapters[run.place];
     // Those of its tokens that are meant, counted from its first.
