@@ -49,7 +49,7 @@ INLINE void finish_panels(const PackedLinear& l, const Value& value, int rows, i
 template <int P>
 INLINE auto sums_of(const float* sums) { return [=](int r, int i) { return loadf(sums + r * P * PANEL + i); }; }
 
-constexpr int MOST_ROWS = 12;    // of a block
+constexpr int MOST_ROWS = 12;    // of a block of any kind of weights
 
 typedef void (*RunTile)(const PackedLinear&, const PreparedRows&, int rows, int64_t panel, const NextPanels&, float* sums);
 
