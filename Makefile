@@ -3,7 +3,7 @@
 #   make serve                     the embedded default model on http://127.0.0.1:30000
 #   make serve MODEL=path-or-id    a GGUF file, a Hugging Face folder or a hub id
 #   make serve ARGS="--port 8000"  any flag of `bough serve`
-#   make test JOBS=4               tests in that many processes, each on one core
+#   make test JOBS=4               tests in that many processes, which share out the cores
 #   make check | test-all | bench | clean
 
 SHELL := /bin/bash
@@ -30,8 +30,7 @@ help:
 serve: $(RUNTIME)
 	@exec $(VENV)/bin/bough serve $(MODEL) $(ARGS)
 
-# A core for each process: two that both compute on every core wait for each other at every barrier.
-PYTEST = OMP_NUM_THREADS=1 exec $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST = exec $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test: $(DEV)
 	@$(PYTEST) -m "not slow"

@@ -14,8 +14,7 @@ from bough.base.errors import ConfigError
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Threads sleep at once where they wait for each other: while several processes of tests compute on the same cores, each
-# that spins there keeps from going on whom it waits for. Up to ten times as long.
+# Threads sleep at once where they wait for each other: one that spins keeps another process of tests from going on.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
@@ -31,9 +30,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
+    _keep_to_own_cores()
     from bough.device.platform.cpu import spare_onednn
 
     spare_onednn()  # twins compute with torch before any engine is built
+
+
+def _keep_to_own_cores() -> None:
+    """Processes of tests share out the cores: what they start takes as many threads as it finds cores.
+
+    Two processes that both compute on every core wait for each other at every barrier: up to ten times as long.
+    """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes == 1:
+        return
+    number, cores = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")), sorted(os.sched_getaffinity(0))
+    own = cores[number::processes] or [cores[number % len(cores)]]
+    os.sched_setaffinity(0, own)
+    os.environ["OMP_NUM_THREADS"] = str(len(own))  # MKL counts every core there is
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -24,8 +25,11 @@ def ops(request: pytest.FixtureRequest) -> Iterator[Ops]:
 
 @pytest.fixture
 def two_threads() -> Iterator[None]:
-    """Kernels share their work between two threads, however many cores there are."""
-    before = torch.get_num_threads()
+    """Kernels share their work between two threads, however many cores there are, and on any of them, so that the two
+    run at once."""
+    before, own = torch.get_num_threads(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+    os.sched_setaffinity(0, own)

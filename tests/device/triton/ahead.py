@@ -252,7 +252,7 @@ def expert_ways(every: bool) -> list[tuple[int, bool, dict[str, bool]]]:
         (rows, gated, {"GATED": gated, **how})
         for how in ((plain, whole) if every else (plain,))
         for rows in (16, 64, 256)
-        for gated in (True, False)
+        for gated in ((True, False) if every else (rows != 64,))
     ]
 
 
