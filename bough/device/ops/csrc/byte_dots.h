@@ -2,9 +2,10 @@
 // gives the same sums with all of them.
 //
 // VNNI multiplies four unsigned with four signed bytes and adds them up at once. ARM's dot products take two signed bytes:
-// weights up to 255 come without the 128 that their kinds have for a zero. x86 without VNNI adds pairs of products in
-// 16 bits, which hold several of small weights. Of weights up to 255 they hold one pair, if it is the inputs that have the
-// sign: those never are -128. So do those of ARM without dot products.
+// weights up to 255 come without the 128 that their kinds have for a zero. x86 without VNNI adds pairs of products of an
+// unsigned and a signed byte in 16 bits, which hold several of small weights. Of weights up to 255 they hold one pair, if the
+// inputs, which never are -128, are the unsigned ones, and the weights take their signs: a row then has two words for four
+// inputs. So do those of ARM without dot products, signed as they are.
 #pragma once
 
 #include "vec.h"
@@ -14,13 +15,14 @@ namespace {
 #if defined(__aarch64__)
 struct ByteDots {
     static constexpr bool SIGNED = true;
+    static constexpr int WORDS = 1;
 
-    static INLINE vi multiply(vi acc, vu w, uint32_t a) {
+    static INLINE vi multiply(vi acc, vu w, const uint32_t* a) {
 #if defined(__ARM_FEATURE_DOTPROD)
-        return dot_signed(acc, w, a - vu{});
+        return dot_signed(acc, w, *a - vu{});
 #else
         const int8x16_t weights = (int8x16_t)w;
-        const int8x8_t inputs = vreinterpret_s8_u32(vdup_n_u32(a));
+        const int8x8_t inputs = vreinterpret_s8_u32(vdup_n_u32(*a));
         const int16x8_t low = vmull_s8(vget_low_s8(weights), inputs), high = vmull_s8(vget_high_s8(weights), inputs);
         return (vi)vpadalq_s16((int32x4_t)acc, vpaddq_s16(low, high));
 #endif
@@ -40,27 +42,38 @@ INLINE vu pairs_of_bytes(vu w, vu a) {
 }
 INLINE vi add_halves(vi acc, vu halves) { return acc + dot_halves(halves, vu{} + 0x00010001u); }
 
+// Of four inputs, the words are their sizes and what turns weights w, as they are stored, into w - 128 where an input is not
+// negative, and into 127 - w, which is one less than 128 - w, where it is. What that leaves out is the sum of the sizes of
+// negative inputs, whatever the weights are: sums begin with it.
 struct ByteDots {
-    static constexpr bool SIGNED = true;
+    static constexpr bool SIGNED = false;
+    static constexpr int WORDS = 2;
 
-    static INLINE vi multiply(vi acc, vu w, uint32_t a) {
-        const vu inputs = a - vu{};
-#if defined(__AVX512BW__)
-        const __mmask64 negative = _mm512_movepi8_mask((__m512i)w);
-        const vu size = (vu)_mm512_abs_epi8((__m512i)w);
-        const vu given = (vu)_mm512_mask_sub_epi8((__m512i)inputs, negative, __m512i{}, (__m512i)inputs);
-#else
-        const vu size = (vu)_mm256_abs_epi8((__m256i)w);
-        const vu given = (vu)_mm256_sign_epi8((__m256i)inputs, (__m256i)w);
-#endif
-        return add_halves(acc, pairs_of_bytes(size, given));
+    static INLINE vi multiply(vi acc, vu w, const uint32_t* a) {
+        acc = add_halves(acc, pairs_of_bytes(a[0] - vu{}, w ^ (a[1] - vu{})));
+        // Left alone, the compiler gathers the products of several words first, for which there are no registers.
+        asm volatile("" : "+v"(acc));
+        return acc;
+    }
+
+    // Puts the words of 32 inputs in order; returns what their sums begin with.
+    static INLINE int32_t prepare(const uint32_t* inputs, uint32_t* words) {
+        const __m256i x = _mm256_loadu_si256((const __m256i*)inputs), negative = _mm256_cmpgt_epi8(__m256i{}, x);
+        const __m256i size = _mm256_abs_epi8(x), turn = _mm256_xor_si256(negative, _mm256_set1_epi32((int)FLIP));
+        const __m256i low = _mm256_unpacklo_epi32(size, turn), high = _mm256_unpackhi_epi32(size, turn);
+        _mm256_storeu_si256((__m256i*)words, _mm256_permute2x128_si256(low, high, 0x20));
+        _mm256_storeu_si256((__m256i*)(words + 8), _mm256_permute2x128_si256(low, high, 0x31));
+        const __m256i left_out = _mm256_sad_epu8(_mm256_and_si256(size, negative), __m256i{});
+        return (int32_t)(left_out[0] + left_out[1] + left_out[2] + left_out[3]);
     }
 };
 
 // Sums stay in halves of words until add() is called.
 struct HeldDots {
-    static INLINE vi multiply(vi held, vu w, uint32_t a) {
-        return (vi)((vhalves)held + (vhalves)pairs_of_bytes(w, a - vu{}));
+    static constexpr int WORDS = 1;
+
+    static INLINE vi multiply(vi held, vu w, const uint32_t* a) {
+        return (vi)((vhalves)held + (vhalves)pairs_of_bytes(w, *a - vu{}));
     }
     static INLINE vi add(vi acc, vi held) { return add_halves(acc, (vu)held); }
 };
@@ -68,8 +81,9 @@ struct HeldDots {
 #else
 struct ByteDots {
     static constexpr bool SIGNED = false;
+    static constexpr int WORDS = 1;
 
-    static INLINE vi multiply(vi acc, vu w, uint32_t a) { return dot_bytes(acc, w, a); }
+    static INLINE vi multiply(vi acc, vu w, const uint32_t* a) { return dot_bytes(acc, w, *a); }
 };
 #endif
 

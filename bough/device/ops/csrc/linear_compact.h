@@ -93,7 +93,7 @@ struct CompactTile {
                 for (int k = 0; k < UNIT; ++k)
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r)
-                        sums.at[r][p] = PairDots::multiply(sums.at[r][p], words[k], ((const uint32_t*)a(r))[k]);
+                        sums.at[r][p] = PairDots::multiply(sums.at[r][p], words[k], (const uint32_t*)a(r) + k);
                 if (R > FEW_ROWS) a.forget();
             }
         }

@@ -1,8 +1,8 @@
 // What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
 // A prepared row is
-//   uint32 [words]        pairs of bf16, or two floats for each where WIDENS_PAIRS; or four signed bytes; of Q4_WHOLE the upper
-//                         digits of all inputs, then the lower ones
+//   uint32 [words]        pairs of bf16, or two floats for each where WIDENS_PAIRS; or four signed bytes, for weights of eight
+//                         bits as ByteDots wants them; of Q4_WHOLE the upper digits of all inputs, then the lower ones
 //   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
@@ -13,6 +13,7 @@
 #pragma once
 
 #include "amx.h"
+#include "byte_dots.h"
 #include "hadamard.h"
 
 namespace {
@@ -26,7 +27,7 @@ constexpr int groups_together(int kind) { return kind == LINEAR_INT8 ? 2 : 1; }
 struct GroupMeta {
     float scale;
     float scaled_sum;      // scale * sum of the bytes
-    int32_t start;         // -(the weight's zero) * sum of the bytes: where the sums of products begin
+    int32_t start;         // where the sums of products begin: -(the weight's zero) * sum of the bytes, or what ByteDots says
     int32_t start_low;     // the same for the first 16 bytes, where a group is alone; of Q4_WHOLE for the lower digits
 };
 constexpr int META = sizeof(GroupMeta) / 4;
@@ -61,8 +62,12 @@ INLINE int64_t input_words(const PackedLinear& l) {
 
 INLINE int64_t digits_of(const PackedLinear& l) { return l.kind == LINEAR_Q4_WHOLE ? 2 : 1; }
 
+// Whether weights have eight bits, all of which are used.
+INLINE bool has_whole_bytes(int kind) { return kind == LINEAR_INT8 || kind == LINEAR_Q8 || kind == LINEAR_ROTATED; }
+
 // Words of values in a prepared row.
 INLINE int64_t row_words(const PackedLinear& l) {
+    if (has_whole_bytes(l.kind)) return input_words(l) * ByteDots::WORDS;
     return input_words(l) * (WIDENS_PAIRS && l.kind == LINEAR_BF16 ? 2 : digits_of(l));
 }
 
@@ -294,9 +299,7 @@ INLINE void prepare_together(const T* from, int zero, int8_t* bytes, GroupMeta* 
 
 // N groups share a scale.
 template <int N, typename T>
-INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
-    int8_t* bytes = (int8_t*)to;
-    GroupMeta* meta = (GroupMeta*)(to + words);
+INLINE void prepare_groups(const T* x, int64_t n_in, int zero, int8_t* bytes, GroupMeta* meta) {
     int64_t g = 0;
 #if defined(__AVX512F__)
     // The last four may be some that have been prepared already.
@@ -313,8 +316,7 @@ INLINE void prepare_groups(const T* x, int64_t n_in, int64_t words, int zero, ui
 
 // The Hadamard transform of a row, with one scale.
 template <typename T>
-void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t* to) {
-    const int64_t n = 4 * words;
+void prepare_rotated(const T* x, int64_t n_in, int64_t n, int zero, int8_t* bytes, GroupMeta* meta) {
     float* row = (float*)scratch(SCRATCH_ROW, n * 4);
     if (!row) __builtin_trap();
     vi most = vi{};
@@ -325,8 +327,8 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t words, int zero, uint32_t
         for (int v = 0; v < HADAMARD_VECS; ++v) storef(row + i + v * WIDTH, block[v]);
     }
     float inverse, scale = scale_of(finite_or_nan(max_lane(most)), inverse);
-    const int32_t all = to_bytes(row, n, n, inverse, (int8_t*)to);
-    *(GroupMeta*)(to + words) = {scale, scale * (float)all, -zero * all, 0};
+    const int32_t all = to_bytes(row, n, n, inverse, bytes);
+    *meta = {scale, scale * (float)all, -zero * all, 0};
 }
 
 #if defined(BOUGH_AMX)
@@ -384,23 +386,42 @@ INLINE bool is_prepared(const PackedLinear& l, const bf16*, int64_t x_stride, [[
 }
 INLINE bool is_prepared(const PackedLinear&, const float*, int64_t, int64_t) { return false; }
 
+#if defined(BOUGH_HOLDS_DOTS)
+// Makes the bytes in the second half of a row what ByteDots multiplies, which takes both halves. `scaled`: words that share a
+// scale. What is written never lies before what is read.
+INLINE void prepare_dots(uint32_t* row, int64_t words, int64_t scaled, GroupMeta* meta) {
+    for (int64_t i = 0; i < words; ++meta) {
+        meta->start = 0;
+        for (const int64_t end = i + scaled < words ? i + scaled : words; i < end; i += GROUP / 4)
+            meta->start += ByteDots::prepare(row + words + i, row + 2 * i);
+    }
+}
+#else
+INLINE void prepare_dots(uint32_t*, int64_t, int64_t, GroupMeta*) {}
+#endif
+
 // Prepares rows x[0 .. n) into `to`, prepared_stride(l) words apart, for weights of l's kind and inputs.
 template <typename T>
 void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n, uint32_t* to) {
-    const int64_t words = input_words(l), stride = prepared_stride(l);
+    const int64_t words = input_words(l), in_row = row_words(l), stride = prepared_stride(l);
+    const int zero = zero_of(l.kind), together = groups_together(l.kind);
+    const bool whole = has_whole_bytes(l.kind);
     for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
+        int8_t* bytes = (int8_t*)(whole ? to + in_row - words : to);
+        GroupMeta* meta = (GroupMeta*)(to + in_row);
         if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
         else if (l.kind == LINEAR_ROTATED)
-            prepare_rotated(x, l.n_in, words, zero_of(l.kind), to);
+            prepare_rotated(x, l.n_in, 4 * words, zero, bytes, meta);
 #if defined(BOUGH_AMX)
         else if (l.kind == LINEAR_Q4_WHOLE)
-            prepare_digits(x, l.n_in, words, zero_of(l.kind), to);
+            prepare_digits(x, l.n_in, words, zero, to);
 #endif
-        else if (groups_together(l.kind) == 2)
-            prepare_groups<2>(x, l.n_in, words, zero_of(l.kind), to);
+        else if (together == 2)
+            prepare_groups<2>(x, l.n_in, zero, bytes, meta);
         else
-            prepare_groups<1>(x, l.n_in, words, zero_of(l.kind), to);
+            prepare_groups<1>(x, l.n_in, zero, bytes, meta);
+        if (whole) prepare_dots(to, words, l.kind == LINEAR_ROTATED ? words : together * (GROUP / 4), meta);
     }
 }
 

@@ -60,7 +60,9 @@ INLINE void clear(Sums<V, R, P>& sums) {
 }
 
 struct PairDots {
-    static INLINE vf multiply(vf acc, vu w, uint32_t a) { return dot_pairs(acc, w, a); }
+    static constexpr int WORDS = 1;
+
+    static INLINE vf multiply(vf acc, vu w, const uint32_t* a) { return dot_pairs(acc, w, *a); }
 };
 
 // A place in each of the rows of a block. A pointer and a stride reach three rows; left alone, the compiler keeps a
@@ -99,7 +101,8 @@ INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const R
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = Dots::multiply(sums.at[r][j], w[j], ((const uint32_t*)a(r))[i]);
+        for (int j = 0; j < P * PANEL_VECS; ++j)
+            sums.at[r][j] = Dots::multiply(sums.at[r][j], w[j], (const uint32_t*)a(r) + Dots::WORDS * i);
 }
 
 template <int P>
@@ -284,7 +287,7 @@ struct Q6KFormat {
 template <int P>
 INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t panel, bool start, const float* sums) {
     const float* scales = (const float*)l.scale + panel * PANEL;
-    const int64_t words = input_words(l);
+    const int64_t words = row_words(l);
     return [=](int r, int i) {
         const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
         vi sum;
@@ -299,6 +302,7 @@ struct RotatedTile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = single_rows(false), WIDE = WIDE_ROWS;
     static constexpr int WORDS = AHEAD_LINES;   // that pass between two looks at what is to be asked for
+    typedef DotsOf<255>::type Dots;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
@@ -309,7 +313,7 @@ struct RotatedTile : WholePanels {
         RowCursor a(x.at, x.stride);
         Sums<vi, R, P> sums[CHAINS];
         for (auto& chain : sums) clear(chain);
-        for (int64_t i = 0; i < words; i += WORDS, a.advance(4 * WORDS)) {
+        for (int64_t i = 0; i < words; i += WORDS, a.advance(4 * WORDS * Dots::WORDS)) {
             if (R > FEW_ROWS)
                 next.touch<P>(i * PANEL, WORDS);
             else if (asks_ahead)
@@ -320,7 +324,7 @@ struct RotatedTile : WholePanels {
                 vu column[P * PANEL_VECS];
                 load_word<P>(column, w + (i + j) * PANEL, words * PANEL);
                 for (int v = 0; LOSES_ZERO<255> && v < P * PANEL_VECS; ++v) column[v] ^= FLIP;
-                add_word<DotsOf<255>::type>(sums[j % CHAINS], column, a, j);
+                add_word<Dots>(sums[j % CHAINS], column, a, j);
             }
         }
         for (int r = 0; r < R; ++r)
@@ -431,13 +435,14 @@ struct GroupTile : WholePanels {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t *first = l.weight + panel * stride, *w = first;
         const bool asks_ahead = SINGLE > 0 && l.n_in >= LONG_INPUTS;
-        RowCursor a(x.at, x.stride), meta(x.at + n_groups * (GROUP / 4), x.stride);
+        RowCursor a(x.at, x.stride), meta(x.at + row_words(l), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
         constexpr int N = Format::TOGETHER;
-        for (int64_t g = 0; g < n_groups; g += N, w += N * LINES * PANEL, a.advance(N * GROUP), meta.advance(sizeof(GroupMeta))) {
+        for (int64_t g = 0; g < n_groups;
+             g += N, w += N * LINES * PANEL, a.advance(N * GROUP * Dots::WORDS), meta.advance(sizeof(GroupMeta))) {
             if (R > FEW_ROWS)
                 next.touch<P>(g * LINES * PANEL, N * LINES);
             else if (asks_ahead)
