@@ -157,7 +157,8 @@ def _awq(settings: Mapping[str, Any]) -> Method:
 
     def read(get: Get) -> Integers:
         q, zero, scale = in_order(get("qweight")), in_order(get("qzeros")), get("scales").float()
-        return _checked(Integers(q.mT.contiguous(), scale.mT.contiguous(), zero.mT.float().contiguous(), None, 4))
+        q, scale, zero = q.mT.contiguous(), scale.mT.contiguous(), zero.mT.float().contiguous()
+        return _checked(Integers(q, scale, zero, _groups_in_order(settings.get("group_size"), q, scale), 4))
 
     return _of_integers("AWQ", "qweight", ("qzeros", "scales"), read)
 
@@ -166,7 +167,7 @@ def _gptq(settings: Mapping[str, Any]) -> Method:
     """GPTQ (Frantar et al. 2022): inputs by outputs, in the first form with zeros that are one too low."""
     bits = _setting(settings, "bits", (2, 3, 4, 8))
     lower = _setting(settings, "checkpoint_format", ("gptq", "gptq_v2"), "gptq") == "gptq"
-    return _inputs_by_outputs("GPTQ", bits, lower, ordered=True)
+    return _inputs_by_outputs("GPTQ", bits, lower, lambda get, q, scale: _groups_of(get("g_idx"), q, scale))
 
 
 def _auto_round(settings: Mapping[str, Any]) -> Method:
@@ -176,18 +177,22 @@ def _auto_round(settings: Mapping[str, Any]) -> Method:
     layers = settings.get("extra_config") or {}
     for layer in layers.values() if isinstance(layers, Mapping) else ():
         _setting(layer if isinstance(layer, Mapping) else {}, "bits", (bits, 16, 32), bits)
-    return _awq(settings) if packing.endswith("awq") else _inputs_by_outputs("AutoRound", bits, True, ordered=False)
+    if packing.endswith("awq"):
+        return _awq(settings)
+    size = settings.get("group_size")
+    return _inputs_by_outputs("AutoRound", bits, True, lambda get, q, scale: _groups_in_order(size, q, scale))
 
 
-def _inputs_by_outputs(name: str, bits: int, lower: bool, ordered: bool) -> Method:
-    """``lower``: zeros are one too low; ``ordered``: the group of each input is told."""
+def _inputs_by_outputs(
+    name: str, bits: int, lower: bool, groups: Callable[[Get, Tensor, Tensor], Tensor | None]
+) -> Method:
+    """``lower``: zeros are one too low; ``groups``: the group of each input, of weights [N, K] and scales [N, G]."""
 
     def read(get: Get) -> Integers:
         q = unpacked(get("qweight"), bits, 0).mT.contiguous()
         zero = (unpacked(get("qzeros"), bits, 1).float() + lower).mT.contiguous()
         scale = get("scales").float().mT.contiguous()
-        groups = _groups_of(get("g_idx"), q, scale) if ordered else None
-        return _checked(Integers(q, scale, zero, groups, max(bits, 4)))
+        return _checked(Integers(q, scale, zero, groups(get, q, scale), max(bits, 4)))
 
     return _of_integers(f"{name}, {bits} bits", "qweight", ("qzeros", "scales", "g_idx"), read)
 
@@ -216,13 +221,15 @@ def _compressed(settings: Mapping[str, Any]) -> Method:
         return _of_fp8("weight_scale", ("input_scale",), block)
     shifted = any(weights.get("symmetric") is False for weights in found)
     ordered = any(weights.get("actorder") == "group" for weights in found)
+    size = found[0].get("group_size")
 
     def integers(get: Get, q: Tensor, zero: Tensor | None, held: int) -> Integers:
         scale = get("weight_scale").float()
         zero = torch.full_like(scale, 1 << (held - 1)) if zero is None else zero.float()
         if scale.numel() == 1:  # of the whole weight
             scale, zero = scale.expand(len(q), 1), zero.expand(len(q), 1)
-        return _checked(Integers(q, scale, zero, _groups_of(get("weight_g_idx"), q, scale) if ordered else None, held))
+        groups = _groups_of(get("weight_g_idx"), q, scale) if ordered else _groups_in_order(size, q, scale)
+        return _checked(Integers(q, scale, zero, groups, held))
 
     def read_words(get: Get) -> Integers:
         n_out, n_in = get("weight_shape").tolist()
@@ -250,6 +257,17 @@ def _groups_of(given: Tensor, q: Tensor, scale: Tensor) -> Tensor | None:
         raise ConfigError("the groups of a weight do not fit its inputs")
     in_order = torch.equal(groups, torch.arange(n_in) // -(-n_in // n_groups))
     return None if in_order else groups
+
+
+def _groups_in_order(size: Any, q: Tensor, scale: Tensor) -> Tensor | None:
+    """The group of each input of ``q`` [N, K] in groups of ``size``, the last of which may be shorter; None where all
+    are equally long, as they have to be where the size is that of other weights or is not told."""
+    n_in, n_groups = q.shape[1], scale.shape[1]
+    if type(size) is int and size > 0 and n_groups == -(-n_in // size):
+        return torch.arange(n_in) // size if n_in % size else None
+    if n_in % n_groups:
+        raise ConfigError(f"a weight of {n_in} inputs has no {n_groups} groups of {size or 'one size'}")
+    return None
 
 
 def _bitsandbytes(settings: Mapping[str, Any]) -> Method:

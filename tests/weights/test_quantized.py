@@ -51,9 +51,9 @@ def three_bit_words(q: Tensor, dim: int) -> Tensor:
 
 
 def rounded(w: Tensor, group: int, bits: int, symmetric: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """uint8 [N, K], float16 scale and integer zero [N, G]."""
+    """uint8 [N, K], float16 scale and integer zero [N, G]; the last group may be shorter."""
     n, k = w.shape
-    grouped, top = w.view(n, -1, group), (1 << bits) - 1
+    grouped, top = torch.nn.functional.pad(w, (0, -k % group)).view(n, -1, group), (1 << bits) - 1
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     if symmetric:
         scale = (grouped.abs().amax(2) / (top // 2)).half()
@@ -62,7 +62,7 @@ def rounded(w: Tensor, group: int, bits: int, symmetric: bool = False) -> tuple[
         scale = ((high - low) / top).half()
         zero = (-low / scale.float()).round().clamp(1, top)
     q = (grouped / scale.float()[..., None] + zero[..., None]).round().clamp(0, top)
-    return q.view(n, k).to(torch.uint8), scale, zero
+    return q.view(n, -1)[:, :k].to(torch.uint8).contiguous(), scale, zero
 
 
 def values(q: Tensor, scale: Tensor, zero: Tensor, groups: Tensor | None = None) -> Tensor:
@@ -98,19 +98,23 @@ def gptq(bits: int, act_order: bool, symmetric: bool, lower: int = 1, size: int 
     return write
 
 
-def auto_round(w: Tensor) -> Stored:
-    tensors, exact = gptq(4, False, True)(w)
-    del tensors["g_idx"]
-    return tensors, exact
+def auto_round(size: int) -> Callable[[Tensor], Stored]:
+    def write(w: Tensor) -> Stored:
+        tensors, exact = gptq(4, False, True, size=size)(w)
+        del tensors["g_idx"]
+        return tensors, exact
+
+    return write
 
 
 def packed(bits: int, size: int) -> Callable[[Tensor], Stored]:
     """``size`` of groups; -1: all inputs."""
 
     def write(w: Tensor) -> Stored:
-        q, scale, zero = rounded(w, w.shape[1] if size < 0 else size, bits, symmetric=True)
+        size_ = w.shape[1] if size < 0 else size
+        q, scale, zero = rounded(w, size_, bits, symmetric=True)
         tensors = {"weight_packed": words(q, bits, 1), "weight_scale": scale, "weight_shape": torch.tensor(w.shape)}
-        return tensors, values(q, scale, zero)
+        return tensors, values(q, scale, zero, torch.arange(w.shape[1]) // size_)
 
     return write
 
@@ -229,7 +233,7 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Stored], Kind | None
     "auto-round": (
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 32,
          "extra_config": {"lm_head": {"bits": 16, "data_type": "float"}}},
-        auto_round, Kind.Q4_ZERO,
+        auto_round(32), Kind.Q4_ZERO,
     ),
     "auto-round-awq": (
         {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "bits": 4}, awq, Kind.Q4_ZERO,
@@ -337,6 +341,7 @@ def test_values_are_those_of_the_method(name: str, plain: Path, tmp_path: Path) 
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq"}
 PACKED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+ROUND: dict[str, Any] = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4}
 
 
 @pytest.mark.parametrize(
@@ -350,6 +355,12 @@ PACKED: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "pack-
         *(({**PACKED, "config_groups": group(4, "int")}, packed(4, n), Kind.Q4_ZERO) for n in (64, 128, -1)),
         *(({**PACKED, "config_groups": group(8, "int")}, packed(8, n), Kind.Q8) for n in (32, 128)),
         ({**PACKED, "config_groups": group(8, "int")}, packed(8, -1), Kind.INT8),
+        # Of 256 inputs the last group is shorter.
+        ({**GPTQ, "bits": 4}, gptq(4, False, True, size=96), None),
+        ({**ROUND, "group_size": 96}, auto_round(96), None),
+        ({**PACKED, "config_groups": group(4, "int", group_size=96)}, packed(4, 96), None),
+        # Another layer's.
+        ({**ROUND, "group_size": 96}, auto_round(64), Kind.Q4_ZERO),
     ],
 )  # fmt: skip
 def test_groups_of_any_usual_size(settings: Any, write: Callable[[Tensor], Stored], kind: Kind | None, plain: Path,
@@ -370,6 +381,15 @@ def test_groups_of_any_usual_size(settings: Any, write: Callable[[Tensor], Store
     if held is not None:
         assert torch.allclose(unpack(held), expected, rtol=1e-6, atol=1e-7)
     checkpoint.close()
+
+
+def test_groups_that_do_not_fit_are_refused(plain: Path, tmp_path: Path) -> None:
+    config = json.loads((plain / "config.json").read_text()) | {"quantization_config": {**ROUND, "group_size": 64}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors, _ = auto_round(96)(torch.randn(64, 256))
+    save_file({f"x.{end}": t for end, t in tensors.items()} | {"y": torch.ones(300)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="256 inputs has no 3 groups of 64"):
+        FolderCheckpoint(tmp_path).tensor("x.weight")
 
 
 @pytest.mark.parametrize("name", METHODS)
