@@ -63,6 +63,20 @@ def poisoned() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Kernels share their work between two threads, however many cores there are, and on any of them, so that the two
+    run at once."""
+    import torch
+
+    before, own = torch.get_num_threads(), os.sched_getaffinity(0)
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+    os.sched_setaffinity(0, own)
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random llama with a context of 256 tokens; see :mod:`tests.tiny`."""

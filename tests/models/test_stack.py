@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -28,10 +29,13 @@ from bough.models.gemma2 import Gemma2
 from bough.models.glm4 import Glm4
 from bough.models.llama import Llama
 from bough.models.qwen3 import Qwen3
+from tests.device.test_packed import inputs_for, random_weight
 from tests.variants import ISAS, kernels_of
 
 Tensor = torch.Tensor
 CELLS = 1800
+
+GROUPED = Kind.Q8, Kind.Q4, Kind.Q4_MIN, Kind.Q4_ZERO
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 BIASED = {Qwen3: (*QKV, "self_attn.o_proj"), Glm4: QKV, Gemma2: (*QKV, "self_attn.o_proj")}
@@ -83,6 +87,21 @@ def bf16(ops: Ops) -> Scheme:
 
 def parts(ops: Ops) -> Scheme:
     return PackedScheme(alternate, pack_dense, torch.bfloat16, ops)
+
+
+KINDS = Kind.Q8, Kind.Q4_K, Kind.INT8, Kind.Q4, Kind.BF16, Kind.Q4_MIN, Kind.Q6_K, Kind.Q4_ZERO
+
+
+def kinds(ops: Ops) -> Scheme:
+    """Each linear layer of another kind, with groups of another size, as far as its inputs allow."""
+    turns, sizes = cycle(KINDS), cycle((32, 64, 128))
+
+    def pack(parameter: Parameter) -> PackedWeight:
+        n_out, n_in = parameter.dense().shape
+        kind = next(kind for kind in turns if inputs_for(kind, n_in) == n_in)
+        return random_weight(kind, n_out, n_in, next(sizes) if kind in GROUPED else 32)
+
+    return PackedScheme(pack, pack_dense, torch.bfloat16, ops)
 
 
 def config_of(heads: tuple[int, int, int], hidden: int, inner: int, bias: bool) -> dict[str, Any]:
@@ -208,22 +227,19 @@ STEPS: list[Step] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("scheme", [bf16, parts])
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("scheme", [bf16, parts, kinds])
 @pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32", "1/1x16"])
 def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: Callable[[Ops], Scheme]) -> None:
     library = load().library
     assert library is not None
-    before = torch.get_num_threads()
-    try:
-        forward = model_of(CpuOps(library, "under test"), config, scheme)
-        forward_twin = model_of(Layered(library), config, scheme)
-        for i, step in enumerate(STEPS):
-            torch.set_num_threads(i % 3 + 1)
-            (hidden, caches), (twin, twin_caches) = forward(step), forward_twin(step)
-            assert torch.equal(hidden, twin) and hidden.isfinite().all()
-            assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
-    finally:
-        torch.set_num_threads(before)
+    forward = model_of(CpuOps(library, "under test"), config, scheme)
+    forward_twin = model_of(Layered(library), config, scheme)
+    for i, step in enumerate(STEPS):
+        torch.set_num_threads(i % 3 + 1)
+        (hidden, caches), (twin, twin_caches) = forward(step), forward_twin(step)
+        assert torch.equal(hidden, twin) and hidden.isfinite().all()
+        assert all(torch.equal(a, b) for a, b in zip(caches, twin_caches, strict=True))
 
 
 @st.composite
@@ -245,9 +261,15 @@ def steps(draw: st.DrawFn) -> Step:
     return [shared + n + draw(st.sampled_from([0, 1, 15, 130])) for n in new], new, shared
 
 
-@pytest.mark.usefixtures("poisoned")
+@pytest.mark.usefixtures("poisoned", "two_threads")
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(model=models(), step=steps(), scheme=st.sampled_from([bf16, parts]), threads=st.integers(1, 3), data=st.data())
+@given(
+    model=models(),
+    step=steps(),
+    scheme=st.sampled_from([bf16, parts, kinds]),
+    threads=st.integers(1, 3),
+    data=st.data(),
+)
 def test_any_model_in_one_call_equals_op_after_op(
     isa: str,
     model: tuple[type[Decoder], dict[str, Any]],
