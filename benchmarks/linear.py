@@ -70,16 +70,25 @@ def fastest(calls: list[Callable[[], Any]], seconds: float = SECONDS) -> float:
 
 
 def limits() -> dict[str, float]:
-    """GB/s of reading, GFLOP/s of bfloat16 and GOP/s of int8 products, all by torch."""
+    """GB/s of reading, GFLOP/s of bfloat16 and GOP/s of int8 products, all by torch; of float32 instead of bfloat16
+    where no instruction multiplies that."""
     big = torch.ones(64 << 20)
     read = big.nbytes / fastest([lambda: big.sum()], 1.0) / 1e9
     n = 2048
     x, w = torch.randn(n, n).bfloat16(), torch.randn(n, n).bfloat16()
-    packed = torch.ops.mkldnn._reorder_linear_weight(w, n)
-    bf16 = 2 * n**3 / fastest([lambda: onednn(packed, x)], 1.0) / 1e9
+    if multiplies_bf16():
+        call = partial(onednn, torch.ops.mkldnn._reorder_linear_weight(w, n), x)
+    else:
+        call = partial(torch.mm, x.float(), w.float())
+    bf16 = 2 * n**3 / fastest([call], 1.0) / 1e9
     a, b = torch.ones(n, n, dtype=torch.int8), torch.ones(n, n, dtype=torch.int8)
     int8 = 2 * n**3 / fastest([lambda: torch._int_mm(a, b)], 1.0) / 1e9
     return {"read_gb_s": read, "bf16_gflop_s": bf16, "int8_gop_s": int8}
+
+
+def multiplies_bf16() -> bool:
+    """Whether oneDNN packs weights in bfloat16 here."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def onednn(packed: Tensor, x: Tensor) -> Tensor:
@@ -218,7 +227,7 @@ def main() -> None:
         return
     spare_onednn()
     torch.set_num_threads(arguments.threads)
-    library, kinds = load().library, KINDS
+    library, kinds = load().library, KINDS if multiplies_bf16() else OURS
     if library is None:
         raise SystemExit("there are no kernels: see `bough doctor`")
     if arguments.isa:
