@@ -115,8 +115,20 @@ INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t pan
 // Few rows of bytes: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
 // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short panels
 // are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
+// Vectors of 8 floats come to the end of what the processor foresees so late that each line is asked for, as of dense panels:
+// one or two rows are multiplied a tenth to a quarter faster (Zen 3).
 constexpr int AHEAD_LINES = 4;
 constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
+
+// `lines` from word `from` of the panels at w are being multiplied. `single`: whether few rows meet one panel at a time.
+template <int P>
+INLINE void ask_ahead(const PackedLinear& l, const NextPanels& next, const uint32_t* w, int64_t from, int lines, bool single) {
+    if (WIDTH == 8)
+        for (int i = 0; i < lines; ++i) next.ahead<P>(w, from + i * PANEL, ahead_words(next.stride));
+    else if (single && l.n_in >= LONG_INPUTS)
+        for (int i = 0; i < lines; i += AHEAD_LINES)
+            next.ahead<P>(w, from + i * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
+}
 
 // Words of a block of rows that pass between two looks at what is to be asked for. To look for each would be a third of the
 // instructions; of fewer rows requests have to be spread evenly, as memory is what they wait for.
@@ -308,7 +320,6 @@ struct RotatedTile : WholePanels {
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
         const int64_t words = input_words(l);
         const uint32_t* w = l.weight + panel * words * PANEL;
-        const bool asks_ahead = SINGLE > 0 && l.n_in >= LONG_INPUTS;
         constexpr int CHAINS = R * P * PANEL_VECS < 4 ? 2 : 1;
         RowCursor a(x.at, x.stride);
         Sums<vi, R, P> sums[CHAINS];
@@ -316,8 +327,8 @@ struct RotatedTile : WholePanels {
         for (int64_t i = 0; i < words; i += WORDS, a.advance(4 * WORDS * Dots::WORDS)) {
             if (R > FEW_ROWS)
                 next.touch<P>(i * PANEL, WORDS);
-            else if (asks_ahead)
-                next.ahead<P>(w, i * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
+            else
+                ask_ahead<P>(l, next, w, i * PANEL, WORDS, SINGLE > 0);
             next.ask();
 #pragma GCC unroll 4
             for (int j = 0; j < WORDS; ++j) {
@@ -434,7 +445,6 @@ struct GroupTile : WholePanels {
                            float* out) {
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t *first = l.weight + panel * stride, *w = first;
-        const bool asks_ahead = SINGLE > 0 && l.n_in >= LONG_INPUTS;
         RowCursor a(x.at, x.stride), meta(x.at + row_words(l), x.stride);
         Sums<vf, R, P> total;
         Affine affine[P * PANEL_VECS];
@@ -445,9 +455,8 @@ struct GroupTile : WholePanels {
              g += N, w += N * LINES * PANEL, a.advance(N * GROUP * Dots::WORDS), meta.advance(sizeof(GroupMeta))) {
             if (R > FEW_ROWS)
                 next.touch<P>(g * LINES * PANEL, N * LINES);
-            else if (asks_ahead)
-                for (int i = 0; i < N * LINES; i += AHEAD_LINES)
-                    next.ahead<P>(first, (g * LINES + i) * PANEL, P == 1 ? AHEAD_WORDS : AHEAD_WORDS_OF_MANY);
+            else
+                ask_ahead<P>(l, next, first, g * LINES * PANEL, N * LINES, SINGLE > 0);
             for (int i = 0; i < N; ++i) next.ask();
             constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
             Sums<vi, R, P> sums;
