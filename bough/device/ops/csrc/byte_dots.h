@@ -5,7 +5,7 @@
 // weights up to 255 come without the 128 that their kinds have for a zero. x86 without VNNI adds pairs of products of an
 // unsigned and a signed byte in 16 bits, which hold several of small weights. Of weights up to 255 they hold one pair, if the
 // inputs, which never are -128, are the unsigned ones, and the weights take their signs: a row then has two words for four
-// inputs. So do those of ARM without dot products, signed as they are.
+// inputs. ARM without dot products holds one pair as well, of bytes that are signed both.
 #pragma once
 
 #include "vec.h"

@@ -388,7 +388,7 @@ INLINE bool is_prepared(const PackedLinear&, const float*, int64_t, int64_t) { r
 
 #if defined(BOUGH_HOLDS_DOTS)
 // Makes the bytes in the second half of a row what ByteDots multiplies, which takes both halves. `scaled`: words that share a
-// scale. What is written never lies before what is read.
+// scale. It never writes further than it has read.
 INLINE void prepare_dots(uint32_t* row, int64_t words, int64_t scaled, GroupMeta* meta) {
     for (int64_t i = 0; i < words; ++meta) {
         meta->start = 0;
