@@ -20,9 +20,6 @@
 
 namespace {
 
-// A number that templates take by its type.
-template <int N> struct Count { static constexpr int value = N; };
-
 constexpr int TILE_ROWS = 16;     // rows of a tile, at most
 constexpr int TILE_WORDS = 16;    // words of a row, at most
 constexpr int AMX_ROWS = 2 * TILE_ROWS;     // rows of a block whose sums fill four tiles until all inputs are added up

@@ -1,4 +1,4 @@
-// Attention of bf16 queries over int8 cells, in integers.
+// Attention of bf16 queries over int8 cells, in integers, where an instruction multiplies bytes.
 //
 // Cells are never widened: scores and sums of V are sums of products of bytes. What they are multiplied with, queries
 // and weights, has 16 bits and comes in two digits of 8: value = scale * (256 * high + low). So half the bytes of K are

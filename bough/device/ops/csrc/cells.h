@@ -1,10 +1,10 @@
 // Cells of the KV pool: their element types, how they become the elements that attention computes with, and how many
 // of them one loop looks ahead.
 //
-// Attention computes with floats, or with pairs of bf16. Cells of another type are turned, row by row, into whichever
-// of the two the queries have: beside bf16, float16 and float32 are rounded, which loses nothing of what was written from
-// bf16. int8 cells hold integers; their scales, one per token and kv head, multiply scores and weights. Beside queries of
-// bf16 they are not widened at all (bytes.h). Pairs that no instruction multiplies are held as floats beside many queries.
+// Attention computes with floats, to which cells of every type are widened in registers, or with pairs of bf16 where an
+// instruction multiplies those and the queries are such: float16 and float32 cells are rounded to them first, which loses
+// nothing of what was written from bf16. int8 cells hold integers; their scales, one per token and kv head, multiply scores
+// and weights. Beside queries of bf16 they are multiplied as bytes where an instruction does that (bytes.h).
 #pragma once
 
 #include <type_traits>
@@ -14,10 +14,10 @@
 namespace {
 
 // What the inner products run over: a float, or a pair of bf16; and back.
-template <typename T> struct WordOf;
-template <> struct WordOf<float> { typedef float type; };
-template <> struct WordOf<bf16> { typedef uint32_t type; };
+template <typename T> struct WordOf { typedef float type; };
+template <> struct WordOf<bf16> { typedef std::conditional_t<WIDENS_PAIRS, float, uint32_t> type; };
 template <typename T> using Word = typename WordOf<T>::type;
+template <typename T> constexpr bool FLOATS = std::is_same_v<Word<T>, float>;
 
 template <typename E> struct ElementOf;
 template <> struct ElementOf<float> { typedef float type; };
@@ -27,17 +27,8 @@ template <typename E> using Element = typename ElementOf<E>::type;
 // Keys that one word of V, or of weights, holds.
 template <typename E> constexpr int KEYS_PER_WORD = 4 / (int)sizeof(Element<E>);
 
-// An element of bf16, widened.
-struct WideBf16 { float value; };
-template <> struct ElementOf<WideBf16> { typedef bf16 type; };
-template <> constexpr int KEYS_PER_WORD<WideBf16> = 1;
-INLINE vf step(vf acc, const WideBf16* column, WideBf16 a) { return fma(loadf(&column->value), splat(a.value), acc); }
-
-// What many queries, their keys, weights and values are held as, and how many words of that a word of T takes.
-template <typename T> struct LaneWordOf { typedef Word<T> type; };
-template <> struct LaneWordOf<bf16> { typedef std::conditional_t<WIDENS_PAIRS, WideBf16, uint32_t> type; };
-template <typename T> using LaneWord = typename LaneWordOf<T>::type;
-template <typename T> constexpr int WIDENED = KEYS_PER_WORD<Word<T>> / KEYS_PER_WORD<LaneWord<T>>;
+// An element of a cell that is none of float, bf16 and int8_t.
+struct half { uint16_t bits; };
 
 INLINE int64_t cell_bytes(int dtype) {
     return dtype == BOUGH_FLOAT32 ? 4 : dtype == BOUGH_INT8 ? 1 : 2;
@@ -62,55 +53,40 @@ INLINE uint16_t narrow_half(float x) {
     return (uint16_t)(sign | ((bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13));
 }
 
-// Rounds finite values; the bits are those of store() but for numbers below the smallest normal one.
-INLINE void store_weight(float* p, vf x) { storef(p, x); }
+INLINE vf load(const half* p) { return load_half(&p->bits); }
+INLINE vf load(const int8_t* p) { return load_bytes(p); }
 
-INLINE void store_weight(bf16* p, vf x) {
-#if defined(__AVX512BF16__)
-    vh y = (vh)_mm512_cvtneps_pbh((__m512)x);
-    memcpy(p, &y, sizeof y);
-#else
-    store(p, x);
-#endif
-}
-
-INLINE vf load_int8(const int8_t* p) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
-#elif defined(__AVX2__)
-    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-#else
-    vf x;
-    for (int i = 0; i < WIDTH; ++i) x[i] = p[i];
-    return x;
-#endif
-}
-
-// WIDTH elements of a cell as floats.
-INLINE vf load_cell(int dtype, const void* cell, int64_t at) {
+// Calls run(an element) for cells of a type.
+template <typename Run>
+INLINE void with_elements(int dtype, const Run& run) {
     switch (dtype) {
-        case BOUGH_FLOAT32: return load((const float*)cell + at);
-        case BOUGH_BFLOAT16: return load((const bf16*)cell + at);
-        case BOUGH_FLOAT16: return load_half((const uint16_t*)cell + at);
-        default: return load_int8((const int8_t*)cell + at);
+        case BOUGH_FLOAT32: return run(float{});
+        case BOUGH_BFLOAT16: return run(bf16{});
+        case BOUGH_FLOAT16: return run(half{});
+        default: return run(int8_t{});
     }
 }
 
-// One cell in the type that attention computes with.
-template <typename T>
-INLINE void widen_cell(int dtype, const void* cell, T* to, int dim) {
-    switch (dtype) {  // outside the loop
-        case BOUGH_FLOAT32:
-            for (int d = 0; d < dim; d += WIDTH) store(to + d, load_cell(BOUGH_FLOAT32, cell, d));
-            break;
-        case BOUGH_BFLOAT16:
-            for (int d = 0; d < dim; d += WIDTH) store(to + d, load_cell(BOUGH_BFLOAT16, cell, d));
-            break;
-        case BOUGH_FLOAT16:
-            for (int d = 0; d < dim; d += WIDTH) store(to + d, load_cell(BOUGH_FLOAT16, cell, d));
-            break;
-        default:
-            for (int d = 0; d < dim; d += WIDTH) store_weight(to + d, load_cell(BOUGH_INT8, cell, d));
+// Words of cells, WIDTH of them, and their i-th elements as floats.
+template <typename C> constexpr int PER_WORD = 4 / (int)sizeof(C);
+INLINE vf element(vu words, int, const float*) { return (vf)words; }
+INLINE vf element(vu words, int i, const bf16*) { return i ? second_of(words) : first_of(words); }
+INLINE vf element(vu words, int i, const half*) { return widen_halves(words >> (16 * i) & 0xffffu); }
+INLINE vf element(vu words, int i, const int8_t*) { return to_float((vi)(words << (24 - 8 * i)) >> 24); }
+
+// n elements of a cell as pairs of bf16.
+INLINE void narrow_cell(int dtype, const void* cell, bf16* to, int n) {
+    for (int d = 0; d < n; d += WIDTH)
+        store(to + d, dtype == BOUGH_FLOAT16 ? load((const half*)cell + d) : load((const float*)cell + d));
+}
+
+// n rows of such words, `stride` words apart, to the rows of their elements, in their place.
+template <typename C>
+INLINE void spread(uint32_t* rows, int n, int64_t stride) {
+    constexpr int PER = PER_WORD<C>;
+    for (int row = n - 1; PER > 1 && row >= 0; --row) {
+        const vu words = loadu(rows + row * stride);
+        for (int i = 0; i < PER; ++i) storef((float*)rows + (PER * row + i) * stride, element(words, i, (const C*)nullptr));
     }
 }
 

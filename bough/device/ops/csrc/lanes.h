@@ -30,7 +30,6 @@ template <> struct ElementOf<LaneBytes> { typedef int8_t type; };
 #if defined(BOUGH_AMX)
 template <> constexpr bool IN_TILES<LaneBytes> = true;
 #endif
-INLINE vf exp2_for(vf x, const int8_t*) { return exp2_for(x, (const bf16*)nullptr); }
 
 // The larger one; b where a is not a number.
 INLINE vf larger(vf a, vf b) {
@@ -52,27 +51,17 @@ INLINE void store_weights(float* to, int64_t stride, vf a, vf b) {
     storef(to + stride, b);
 }
 
-// Rounded as in pairs.
-INLINE void store_weights(WideBf16* to, int64_t stride, vf a, vf b) {
-    const bf16* type = nullptr;
-    store_weights((float*)to, stride, rounded(a, type), rounded(b, type));
-}
-
 // They become digits later.
 INLINE void store_weights(LaneBytes* to, int64_t stride, vf a, vf b) { store_weights((float*)to, stride, a, b); }
 
-INLINE void store_weights(uint32_t* to, int64_t, vf a, vf b) {
 #if defined(__AVX512BF16__)
+INLINE void store_weights(uint32_t* to, int64_t, vf a, vf b) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     __m512i both = _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
-#else
-    vu low = widen(narrow_bf16(a));
-    vu high = widen(narrow_bf16(b));
-    vu both = low | (high << 16);
-#endif
     memcpy(to, &both, sizeof both);
 }
+#endif
 
 // Calls finish(r, v, vector v of sum over i of b[i][r] * a[i]) for R rows and N vectors; b: R of WIDTH columns.
 template <int R, int N, typename E, typename Finish>
@@ -197,8 +186,8 @@ struct Ahead {
     }
 };
 
-// One segment for one block of queries.
-template <typename E>
+// One segment for one block of queries of T, with words of E.
+template <typename T, typename E>
 struct LaneBlock {
     const E* queries;       // [words][LANES]; of LaneBytes, two digits of each
     const E* keys;          // [n_keys / WIDTH][words][WIDTH]
@@ -257,6 +246,7 @@ struct LaneBlock {
             const E* from = keys + (int64_t)(k / WIDTH) * words * WIDTH + k % WIDTH;
             float* to = scores + k * LANES;
             auto finish = [&](int r, int v, vf x) {
+                if (!DIGITS && k_scale) x *= splat(k_scale[k + r]);
                 storef(to + r * LANES + v * WIDTH, x);
                 best[v] = larger(x, best[v]);
             };
@@ -273,9 +263,7 @@ struct LaneBlock {
         vf best = splat(-__builtin_inff());
         for (int k = 0; k < n_keys; ++k) {
             vf x = loadf(s + k * LANES);
-            if (!DIGITS && k_scale) x *= splat(k_scale[k]);
-            if (cap_scale) x = tanhv(x * splat(cap_scale));
-            if ((!DIGITS && k_scale) || cap_scale) storef(s + k * LANES, x);
+            if (cap_scale) storef(s + k * LANES, x = tanhv(x * splat(cap_scale)));
             best = larger(select((vi{} + k < limit) & (vi{} + k >= begin), x, splat(-__builtin_inff())), best);
         }
         return best;
@@ -300,7 +288,7 @@ struct LaneBlock {
 #pragma GCC unroll 2
                 for (int i = 0; i < 2; ++i) {
                     vf x = fma(loadf(s + (k + j + i) * LANES), factor, -shift);
-                    p[i] = exp2_for(x, (const Element<E>*)nullptr);
+                    p[i] = exp2_for(x, (const T*)nullptr);
                     if (MASKED) p[i] = keep((vi{} + (k + j + i) < limit) & (vi{} + (k + j + i) >= begin), p[i]);
                     part[j + i] += p[i];
                     if (SCALED) p[i] *= splat(scale[k + j + i]);
@@ -365,7 +353,7 @@ struct LaneBlock {
         for (int v = 0; v < N; ++v) best[v] = splat(-__builtin_inff());
         product_keys<N>(best);
         const bool masked = seen || n_keys % WIDTH;
-        const bool plain = !seen && n_keys % LANE_ROWS == 0 && !cap_scale && (DIGITS || !k_scale);
+        const bool plain = !seen && n_keys % LANE_ROWS == 0 && !cap_scale;
         for (int v = 0; v < N; ++v) {
             vi begin = vi{}, limit = vi{} + n_keys;
             if (seen) {
@@ -384,9 +372,7 @@ struct LaneBlock {
                 storef(sum, weight);
             }
         }
-        // Few queries multiply whole pairs of bf16, and so do many whose pairs are widened.
-        constexpr int TOGETHER = 4 / (int)sizeof(Element<E>);
-        const int inner = (n_keys + TOGETHER - 1) / TOGETHER * (TOGETHER / KEYS_PER_WORD<E>);
+        const int inner = (int)ceil_div(n_keys, KEYS_PER_WORD<E>);
         const E* weights = (const E*)scores;
         auto add_segment = [&](int d, int v, vf x) {
             float* at = out + d * LANES + v * WIDTH;

@@ -1,16 +1,12 @@
-// Sums of V under the weights of few queries, with V read where it lies and its dimensions in the lanes of vectors.
+// Sums of V under the weights of few queries as pairs of bf16, with V read where it lies and its dimensions in the lanes of
+// vectors.
 #pragma once
 
-#include "lanes.h"
+#include "few.h"
 
 namespace {
 
-// N vectors of V, from dimension `at` on: of key i, or of the pair of keys 2i and 2i + 1 as words.
-template <int N>
-INLINE void load_values(const float* const* rows, int i, int64_t at, vf (&x)[N]) {
-    for (int v = 0; v < N; ++v) x[v] = loadf(rows[i] + at + v * WIDTH);
-}
-
+// N vectors of V, from dimension `at` on: of the pair of keys 2i and 2i + 1 as words.
 template <int N>
 INLINE void load_values(const bf16* const* rows, int i, int64_t at, vf (&x)[N]) {
     const bf16 *a = rows[2 * i] + at, *b = rows[2 * i + 1] + at;
@@ -34,12 +30,9 @@ INLINE void load_values(const bf16* const* rows, int i, int64_t at, vf (&x)[N]) 
     }
 }
 
-INLINE vf add_product(vf acc, vf x, float weight) { return fma(x, splat(weight), acc); }
-INLINE vf add_product(vf acc, vf x, uint32_t weight) { return dot_pairs(acc, (vu)x, weight); }
-
 // out[R][N vectors at `at`] += weights[R][inner] * rows[inner words of keys], `head` elements behind where they begin
-template <int R, int N, typename T>
-INLINE void mix_block(const T* weights, const T* const* rows, int64_t head, int64_t at, int inner, float* out,
+template <int R, int N>
+INLINE void mix_block(const bf16* weights, const bf16* const* rows, int64_t head, int64_t at, int inner, float* out,
                       int64_t stride, Ahead& ahead) {
     vf acc[R][N], x[N];
     for (int r = 0; r < R; ++r)
@@ -51,19 +44,19 @@ INLINE void mix_block(const T* weights, const T* const* rows, int64_t head, int6
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
             for (int v = 0; v < N; ++v)
-                acc[r][v] = add_product(acc[r][v], x[v], ((const Word<T>*)(weights + r * SEGMENT))[i]);
+                acc[r][v] = dot_pairs(acc[r][v], (vu)x[v], ((const uint32_t*)(weights + r * SEGMENT))[i]);
     }
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < N; ++v) storef(out + r * stride + at + v * WIDTH, acc[r][v]);
 }
 
 // The same for all of `dim`, a multiple of WIDTH, from `at` on in steps of N vectors; returns where it stopped.
-template <int N, typename T>
-int64_t mix_columns(const T* weights, const T* const* rows, int64_t head, int n_rows, int64_t at, int64_t dim, int inner,
+template <int N>
+int64_t mix_columns(const bf16* weights, const bf16* const* rows, int64_t head, int n_rows, int64_t at, int64_t dim, int inner,
                     float* out, int64_t stride, Ahead& ahead) {
     for (; at + N * WIDTH <= dim; at += N * WIDTH)
         for (int r = 0; r < n_rows; r += BLOCK_ROWS) {
-            const T* from = weights + r * SEGMENT;
+            const bf16* from = weights + r * SEGMENT;
             float* to = out + r * stride;
             switch (n_rows - r) {
                 case 1: mix_block<1, N>(from, rows, head, at, inner, to, stride, ahead); break;

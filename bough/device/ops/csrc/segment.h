@@ -15,18 +15,17 @@ template <typename T>
 struct Segments {
     typedef Word<T> word;
     const AttentionCall& call;
-    const int group_heads, dim, words;
+    static constexpr bool BYTES = BYTE_DOTS && sizeof(T) == 2;  // whether int8 cells are multiplied as they are (bytes.h)
+    const int group_heads, dim, words;      // words of a query, unless it is digits
     const int64_t record;   // floats of one query's partial result: output, maximum, sum
-    const bool direct;      // cells have the type that is computed with
-    const bool bytes;       // cells are int8, and computed with as they are (bytes.h)
+    const bool bytes;       // cells are such
     const int key_words;    // of one head of a key, as it is computed with
     float cap_scale, log2_scale;    // score := tanh(cap_scale * product), unless that is 0; log2(weight) = log2_scale * score
     Group* groups = nullptr;
 
     explicit Segments(const AttentionCall& c)
-        : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim * (int)sizeof(T) / 4),
-          record(dim + 2), direct(c.kv_dtype == (sizeof(T) == 4 ? BOUGH_FLOAT32 : BOUGH_BFLOAT16)),
-          bytes(c.kv_dtype == BOUGH_INT8 && sizeof(T) == 2), key_words(bytes ? dim / 4 : words) {}
+        : call(c), group_heads(c.n_heads / c.n_kv_heads), dim(c.head_dim), words(dim / KEYS_PER_WORD<word>), record(dim + 2),
+          bytes(BYTES && c.kv_dtype == BOUGH_INT8), key_words(bytes ? dim / 4 : words) {}
 
     int new_tokens(int row) const { return call.q_start[row + 1] - call.q_start[row]; }
 
@@ -60,32 +59,54 @@ struct Segments {
         return call.q_start[u.row] + u.first_token + t;
     }
 
-    // Query r of the unit: where it lies, or its digits, which take as much memory as itself.
-    const word* load_query(const Unit& u, int r, word* digits, Work<T>& w) const {
-        const T* from = (const T*)call.q + head(u, r) * dim;
-        if (!bytes) return (const word*)from;
-        QueryScale s = split_query(from, dim, (int8_t*)digits, (int8_t*)digits + dim);
+    const T* query(const Unit& u, int r) const { return (const T*)call.q + head(u, r) * dim; }
+
+    // Query r of the unit to its digits, two of each element.
+    void split(const Unit& u, int r, int8_t* digits, Work<T>& w) const {
+        QueryScale s = split_query(query(u, r), dim, digits, digits + dim);
         w.q_scale[r] = s.scale;
         w.q_high[r] = s.high;
         w.q_low[r] = s.low;
-        return digits;
+    }
+
+    // Words of T, or of digits, of query r of the unit; digits take as much of `to` as those would.
+    const uint32_t* query_words(const Unit& u, int r, uint32_t* to, Work<T>& w) const {
+        if (!bytes) return (const uint32_t*)query(u, r);
+        split(u, r, (int8_t*)to, w);
+        return to;
+    }
+
+    // Words of a query of few.
+    int few_words() const { return bytes ? dim / 2 : words; }
+
+    void load_few(const Unit& u, Work<T>& w) const {
+        const int n = (int)n_records(u);
+        for (int r = 0; r < n; ++r) {
+            word* to = w.queries + (int64_t)r * few_words();
+            if (bytes)
+                split(u, r, (int8_t*)to, w);
+            else if constexpr (FLOATS<T>)
+                for (int d = 0; d < dim; d += WIDTH) storef(to + d, load(query(u, r) + d));
+            else
+                memcpy(to, query(u, r), sizeof(T) * dim);
+        }
     }
 
     void load_queries(const Unit& u, Work<T>& w) const {
         const int n = (int)n_records(u);
-        for (int r = 0; narrow(u) && r < n; ++r)
-            memcpy(w.queries + (int64_t)r * words, load_query(u, r, w.tile, w), sizeof(word) * words);
+        if (narrow(u)) load_few(u, w);
         for (int first = 0; !narrow(u) && first < n; first += WIDTH) {
             const uint32_t* rows[WIDTH];
             uint32_t* to = (uint32_t*)w.queries + (int64_t)(first / LANES) * lane_query() * LANES + first % LANES;
             // Lanes behind the last query repeat it.
             for (int i = 0; i < WIDTH; ++i)
-                rows[i] = first + i < n ? (const uint32_t*)load_query(u, first + i, w.tile + i * words, w) : rows[i - 1];
-            const int n_parts = words / key_words;      // digits
+                rows[i] = first + i < n ? query_words(u, first + i, w.tile + i * dim / 2, w) : rows[i - 1];
+            const int n_parts = bytes ? 2 : 1;      // digits
             const bool in_tiles = IN_TILES<word>;
             for (int part = 0; part < n_parts; ++part, to += lane_words() * LANES) {
-                transpose_rows(rows, part * key_words, key_words, to, LANES);
-                if (widened()) widen_pairs(to, key_words, LANES);
+                const int n_words = bytes ? key_words : dim / PER_WORD<T>;
+                transpose_rows(rows, part * key_words, n_words, to, LANES);
+                if (FLOATS<T> && !bytes) spread<T>(to, n_words, LANES);
                 for (int i = key_words; in_tiles && i < lane_words(); ++i)
                     memset(to + i * LANES, 0, sizeof(uint32_t) * WIDTH);
             }
@@ -143,14 +164,13 @@ struct Segments {
     // Keys that are read: whole vectors.
     static int read_keys(const Cells& cells) { return (int)ceil_div(cells.n, WIDTH) * WIDTH; }
 
-    // n cells as T: where they lie, or those of one head, `head` elements behind where the first one's lie, widened into
+    // n cells as bf16: where they lie, or those of one head, `head` elements behind where the first one's lie, rounded into
     // `to`. Then that one lies first.
-    const T* const* as_elements(const void* const* cells, int64_t& head, int n, T* to, const T** rows) const {
-        if (direct) return (const T* const*)cells;
+    const bf16* const* as_pairs(const void* const* cells, int64_t& head, int n, bf16* to, const bf16** rows) const {
+        if (call.kv_dtype == BOUGH_BFLOAT16) return (const bf16* const*)cells;
         for (int i = 0; i < n; ++i) {
-            T* row = to + (int64_t)i * dim;
-            widen_cell(call.kv_dtype, (const char*)cells[i] + head * cell_bytes(call.kv_dtype), row, dim);
-            rows[i] = row;
+            rows[i] = to + (int64_t)i * dim;
+            narrow_cell(call.kv_dtype, (const char*)cells[i] + head * cell_bytes(call.kv_dtype), to + (int64_t)i * dim, dim);
         }
         head = 0;
         return rows;
@@ -187,10 +207,10 @@ struct Segments {
             if (begin > j) p = keep(lane + j >= begin, p);
             total += p;
             if (call.v_scale) p *= loadf(cells.v_scale + j);
-            if (bytes)
+            if (FLOATS<T> || bytes)
                 storef(s + j, p);
             else
-                store_weight(weights + j, p);
+                store(weights + j, p);
         }
         result[dim] = shift;
         result[dim + 1] = sum(total);
@@ -229,21 +249,22 @@ struct Segments {
 #if defined(BOUGH_AMX)
         if (as_tiles()) return few_steps(n, TILE / WIDTH, key_words);
 #endif
+        if (FLOATS<T> && !bytes) return float_steps(n, TILE / WIDTH, cell_words(), score_vecs);
         return product_steps(bytes ? 2 * n : n, key_words);
     }
 
     // Whether few queries are multiplied as tiles multiply pairs (attention_amx.h).
     bool as_tiles() const { return IN_TILES<word> && !bytes; }
 
-    // Whether many queries and their keys are held as floats instead of pairs.
-    bool widened() const { return WIDENED<T> > 1 && !bytes; }
+    // Words of one head of a cell.
+    int cell_words() const { return cell_bytes_of(1) / 4; }
 
     // Words of a key of LaneBlock, and of a query, which may have two digits. In tiles they are filled up with zeros.
-    int lane_words() const { return widened() ? WIDENED<T> * key_words : lane_words_of<T>(key_words); }
-    int lane_query() const { return words / key_words * lane_words(); }
+    int lane_words() const { return lane_words_of<T>(key_words); }
+    int lane_query() const { return (bytes ? 2 : 1) * lane_words(); }
 
     // The turning of a vector of keys, and the softening of a query's scores, in steps of a product with n queries.
-    int turn_steps(int n) const { return key_words / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
+    int turn_steps(int n) const { return cell_words() / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
     int soften_steps(int n) const { return SEGMENT / 2 / (n < BLOCK_ROWS ? n : BLOCK_ROWS); }
 
     // The weights of the unit's i-th kv head.
@@ -268,25 +289,35 @@ struct Segments {
 
     // Scores of the unit's i-th kv head for one tile of keys; in int8 cells, sums of products with both digits.
     void score(const Cells& cells, int i, int n, int key, int count, Ahead& ahead, Work<T>& w) const {
-        const T* rows[TILE];
-        int64_t head = (int64_t)i * dim;
         const void* const* keys = cells.keys + key;
-        if (!bytes) keys = (const void* const*)as_elements(keys, head, count, w.keys, rows);
-        for (int j = 0; j < count; j += WIDTH) {
-            transpose_rows((const uint32_t* const*)keys + j, head * key_words / dim, key_words, (uint32_t*)w.tile + j, TILE);
-            ahead.step(turn_steps(n));
-        }
-        const word* queries = w.queries + (int64_t)i * n * words;
+        const word* queries = w.queries + (int64_t)i * n * few_words();
         float* to = scores(i * n, w) + key;
-        if (bytes)
+        const auto turn = [&](const void* const* rows, int64_t first, int n_words) {
+            for (int j = 0; j < count; j += WIDTH) {
+                transpose_rows((const uint32_t* const*)rows + j, first, n_words, w.tile + j, TILE);
+                ahead.step(turn_steps(n));
+            }
+        };
+        if (bytes) {
+            turn(keys, i * key_words, key_words);
             product((const KeyBytes*)queries, key_words, (const KeyBytes*)w.tile, 2 * n, key_words, (int32_t*)to,
                     SEGMENT, ahead);
+        } else if constexpr (FLOATS<T>) {
+            turn(keys, i * cell_words(), cell_words());
+            with_elements(call.kv_dtype, [&](auto element) {
+                float_scores<decltype(element)>(queries, n, dim, w.tile, count / WIDTH, to, SEGMENT, ahead);
+            });
+        } else {
+            const bf16* rows[TILE];
+            int64_t head = (int64_t)i * dim;
+            const void* const* pairs = (const void* const*)as_pairs(keys, head, count, w.keys, rows);
+            turn(pairs, head / 2, words);
 #if defined(BOUGH_AMX)
-        else if constexpr (IN_TILES<word>)
             few_scores(queries, w.tile, n, count, words, to, SEGMENT, ahead);
-#endif
-        else
+#else
             product(queries, words, w.tile, n, words, to, SEGMENT, ahead);
+#endif
+        }
     }
 
     // Sums of products with both digits of query r -> scores.
@@ -303,20 +334,26 @@ struct Segments {
     void mix(const Cells& cells, int i, int n, int key, int count, Ahead& ahead, Work<T>& w) const {
         if (bytes) return mix_bytes(cells, i, n, ahead, w);
         float* to = w.segment + i * n * record;
+        const void* const* values = cells.values + key;
         int64_t head = (int64_t)i * dim;
-        const T* rows[TILE];
-        const T* const* values = as_elements(cells.values + key, head, count, w.values, rows);
-        T* weights = w.weights + (int64_t)i * n * SEGMENT + key;
-        const int inner = (int)ceil_div(tile_keys(cells.n, key, TILE), KEYS_PER_WORD<word>);
+        const int n_keys = tile_keys(cells.n, key, count);
+        if constexpr (FLOATS<T>) {
+            with_elements(call.kv_dtype, [&](auto element) {
+                float_sums<decltype(element)>(scores(i * n, w) + key, n, values, head, dim, n_keys, to, record, ahead);
+            });
+        } else {
+            const bf16* rows[TILE];
+            const bf16* const* pairs = as_pairs(values, head, count, w.values, rows);
+            const bf16* weights = w.weights + (int64_t)i * n * SEGMENT + key;
+            const int inner = (int)ceil_div(n_keys, 2);
 #if defined(BOUGH_AMX)
-        if constexpr (IN_TILES<word>) {
-            few_sums((const uint32_t*)weights, SEGMENT / KEYS_PER_WORD<word>, values, head, n, dim, inner, to, record, ahead);
-            return;
-        }
+            few_sums((const uint32_t*)weights, SEGMENT / 2, pairs, head, n, dim, inner, to, record, ahead);
+#else
+            int64_t at = mix_columns<4>(weights, pairs, head, n, 0, dim, inner, to, record, ahead);
+            at = mix_columns<2>(weights, pairs, head, n, at, dim, inner, to, record, ahead);
+            mix_columns<1>(weights, pairs, head, n, at, dim, inner, to, record, ahead);
 #endif
-        int64_t at = mix_columns<4>(weights, values, head, n, 0, dim, inner, to, record, ahead);
-        at = mix_columns<2>(weights, values, head, n, at, dim, inner, to, record, ahead);
-        mix_columns<1>(weights, values, head, n, at, dim, inner, to, record, ahead);
+        }
     }
 
     // The same for int8 cells, of which a tile is a segment.
@@ -341,16 +378,41 @@ struct Segments {
 #if defined(BOUGH_AMX)
         if (as_tiles()) return few_steps(n, dim / WIDTH, count / KEYS_PER_WORD<word>);
 #endif
-        return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / KEYS_PER_WORD<word>;
+        if (FLOATS<T>) return float_steps(n, dim / WIDTH, count, sum_vecs);
+        return (int)(ceil_div(n, BLOCK_ROWS) * ceil_div(dim, 4 * WIDTH)) * count / 2;
     }
 
     // Lays a segment's K and V out for LaneBlock.
     void pack(const Cells& cells, Work<T>& w) const {
-        const int n = read_keys(cells);
-        const T* rows[SEGMENT];
-        int64_t head = 0;   // of the unit's one
-        const void* const* keys = cells.keys;
-        if (!bytes) keys = (const void* const*)as_elements(keys, head, n, w.keys, rows);
+        if (bytes) {
+            pack_keys(cells.keys, read_keys(cells), w);
+            pack_bytes(cells, w);
+        } else if constexpr (FLOATS<T>) {
+            with_elements(call.kv_dtype, [&](auto element) { pack_floats<decltype(element)>(cells, w); });
+        } else {
+            const bf16* rows[SEGMENT];
+            int64_t head = 0;   // of the unit's one
+            pack_keys((const void* const*)as_pairs(cells.keys, head, read_keys(cells), w.keys, rows), read_keys(cells), w);
+            head = 0;
+            pack_pairs(as_pairs(cells.values, head, read_keys(cells), w.values, rows), (int)ceil_div(cells.n, 2), w);
+        }
+    }
+
+    // Both, of cells of C.
+    template <typename C>
+    void pack_floats(const Cells& cells, Work<T>& w) const {
+        float* to = w.packed;
+        for (int i = 0, n = read_keys(cells); i < n; i += WIDTH, to += dim * WIDTH) {
+            transpose_rows((const uint32_t* const*)cells.keys + i, 0, cell_words(), (uint32_t*)to, WIDTH);
+            spread<C>((uint32_t*)to, cell_words(), WIDTH);
+        }
+        for (int i = 0; i < cells.n; ++i)
+            for (int d = 0; d < dim; d += WIDTH)
+                storef(w.pairs + d * SEGMENT + i * WIDTH, load((const C*)cells.values[i] + d));
+    }
+
+    // n keys of pairs or bytes.
+    void pack_keys(const void* const* keys, int n, Work<T>& w) const {
         uint32_t* to = (uint32_t*)w.packed;
         // Tiles take keys as they lie.
         const bool whole = IN_TILES<word>;
@@ -360,39 +422,33 @@ struct Segments {
         }
         for (int i = 0; !whole && i < n; i += WIDTH, to += lane_words() * WIDTH) {
             transpose_rows((const uint32_t* const*)keys + i, 0, key_words, to, WIDTH);
-            if (widened()) widen_pairs(to, key_words, WIDTH);
             for (int j = 0; bytes && j < key_words * WIDTH; ++j) to[j] ^= FLIP;
         }
-        if (bytes) return pack_bytes(cells, w);
-        const T* const* values = as_elements(cells.values, head, n, w.values, rows);
-        const int inner = (int)ceil_div(cells.n, KEYS_PER_WORD<word>);
+    }
+
+    // V of n pairs of keys.
+    void pack_pairs(const bf16* const* values, int n, Work<T>& w) const {
 #if defined(BOUGH_AMX)
-        if constexpr (IN_TILES<word>) {
-            tile_turn<2, vf>(inner, dim, (uint32_t*)w.pairs, SEGMENT / KEYS_PER_WORD<word>,
-                             [&](int pair, int64_t at, auto& x) { load_values(values, pair, at, x); });
-            return;
-        }
-#endif
-        constexpr int64_t BLOCK = SEGMENT / KEYS_PER_WORD<LaneWord<T>> * WIDTH;
-        const auto put = [](float* to, vf x) {
-            storef(to, WIDENED<T> > 1 ? first_of((vu)x) : x);
-            if (WIDENED<T> > 1) storef(to + WIDTH, second_of((vu)x));
-        };
-        for (int i = 0; i < inner; ++i) {
-            float* to = (float*)w.pairs + i * WIDENED<T> * WIDTH;
+        tile_turn<2, vf>(n, dim, (uint32_t*)w.pairs, SEGMENT / 2,
+                         [&](int pair, int64_t at, auto& x) { load_values(values, pair, at, x); });
+#else
+        constexpr int64_t BLOCK = SEGMENT / 2 * WIDTH;
+        for (int i = 0; i < n; ++i) {
+            float* to = (float*)w.pairs + i * WIDTH;
             int d = 0;
             for (; d + 2 * WIDTH <= dim; d += 2 * WIDTH, to += 2 * BLOCK) {
                 vf x[2];
                 load_values<2>(values, i, d, x);
-                put(to, x[0]);
-                put(to + BLOCK, x[1]);
+                storef(to, x[0]);
+                storef(to + BLOCK, x[1]);
             }
             for (; d < dim; d += WIDTH, to += BLOCK) {
                 vf x[1];
                 load_values<1>(values, i, d, x);
-                put(to, x[0]);
+                storef(to, x[0]);
             }
         }
+#endif
     }
 
     // The same for V of int8 cells.
@@ -447,7 +503,7 @@ struct Segments {
             }
             auto run = [&](auto element) {
                 typedef decltype(element) E;
-                LaneBlock<E> lanes = {
+                LaneBlock<T, E> lanes = {
                     (const E*)w.queries + (int64_t)block * lane_query() * LANES, (const E*)w.packed, (const E*)w.pairs,
                     call.k_scale ? now.k_scale : nullptr, call.v_scale ? now.v_scale : nullptr,
                     masked ? w.seen : nullptr, masked ? w.unseen : nullptr, w.scores,
@@ -462,9 +518,9 @@ struct Segments {
                     default: lanes.template run<LANE_VECS>();
                 }
             };
-            if constexpr (sizeof(T) == 2)
+            if constexpr (BYTES)
                 if (bytes) run(LaneBytes{});
-            if (!bytes) run(LaneWord<T>{});
+            if (!bytes) run(word{});
         }
     }
 

@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int MAX_QUERIES = 4 * LANES;
-constexpr int NARROW = WIDTH * 3 / 4;       // queries up to which keys lie in the lanes
+constexpr int NARROW = WIDTH == 16 ? 12 : 8;    // queries up to which keys lie in the lanes
 constexpr int64_t MAX_PARTIAL = 4 << 20;    // bytes of partial results above which a unit is not cut
 
 inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
@@ -77,11 +77,11 @@ struct Work {
     Word<T>* queries;       // [heads][queries][words], or [blocks][words][LANES]; for int8 cells, two digits of each
     float* q_scale;         // [heads][queries] or [blocks][LANES]: QueryScale
     int32_t *q_high, *q_low;
-    Word<T>* tile;          // [words][TILE]
-    T *keys, *values;       // [SEGMENT][dim] widened cells
-    LaneWord<T> *packed, *pairs;    // K and V of LaneBlock
-    float* scores;          // [heads][queries][SEGMENT], for int8 cells two of each, or [SEGMENT][LANES]
-    T* weights;             // [heads][queries][SEGMENT]
+    uint32_t* tile;         // [words][TILE] words of cells
+    T *keys, *values;       // [SEGMENT][dim] cells as T, where pairs of those are multiplied
+    Word<T> *packed, *pairs;    // K and V of LaneBlock
+    float* scores;          // [heads][queries][SEGMENT], for int8 cells two of each, or [SEGMENT][LANES]; weights if floats
+    T* weights;             // [heads][queries][SEGMENT] pairs, or digits
     float* segment;         // [heads][queries][dim + 2]
     int32_t *seen, *unseen; // [LANES] where the keys that a query sees end and begin
     float* total;           // [blocks][dim + 2][LANES]
@@ -92,15 +92,15 @@ struct Work {
     void carve(Carver& c, int64_t n_wide, int n_heads, int words, int dim) {
         int64_t blocks = ceil_div(n_wide, LANES), n_narrow = NARROW * n_heads;
         int64_t n_queries = blocks * LANES > n_narrow ? blocks * LANES : n_narrow;
-        c.take(queries, 2 * n_queries * WIDENED<T> * lane_words_of<T>(words / 2));  // of two digits at least as much
+        c.take(queries, 2 * n_queries * lane_words_of<T>(words / 2));   // of two digits at least as much
         c.take(q_scale, n_queries);
         c.take(q_high, n_queries);
         c.take(q_low, n_queries);
         c.take(tile, (int64_t)words * TILE);
-        c.take(keys, (int64_t)SEGMENT * dim);
-        c.take(values, (int64_t)SEGMENT * dim);
-        c.take(packed, (int64_t)SEGMENT * WIDENED<T> * lane_words_of<T>(words));
-        c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<LaneWord<T>> * dim);
+        c.take(keys, FLOATS<T> ? 0 : (int64_t)SEGMENT * dim);
+        c.take(values, FLOATS<T> ? 0 : (int64_t)SEGMENT * dim);
+        c.take(packed, (int64_t)SEGMENT * lane_words_of<T>(words));
+        c.take(pairs, (int64_t)SEGMENT / KEYS_PER_WORD<Word<T>> * dim);
         c.take(scores, (int64_t)SEGMENT * (LANES > 2 * n_narrow ? LANES : 2 * n_narrow));
         c.take(weights, n_narrow * SEGMENT);
         c.take(segment, (dim + 2) * n_narrow);

@@ -44,6 +44,9 @@ typedef uint8_t vub __attribute__((vector_size(BOUGH_WIDTH)));
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 INLINE int64_t ceil_to(int64_t n, int64_t unit) { return ceil_div(n, unit) * unit; }
 
+// A number that templates take by its type.
+template <int N> struct Count { static constexpr int value = N; };
+
 INLINE vf splat(float x) { return x - vf{}; }
 
 INLINE vf loadf(const float* p) {
@@ -68,6 +71,12 @@ INLINE vu widen(vh x) { return (vu)_mm512_cvtepu16_epi32((__m256i)x); }
 INLINE vu widen(vub x) { return (vu)_mm512_cvtepu8_epi32((__m128i)x); }
 INLINE vi widen(vb x) { return (vi)_mm512_cvtepi8_epi32((__m128i)x); }
 INLINE vb lowest_bytes(vi x) { return (vb)_mm512_cvtepi32_epi8((__m512i)x); }
+#elif defined(__AVX2__)
+INLINE __m128i in_low_half(const void* bytes) { return _mm_loadl_epi64((const __m128i*)bytes); }
+INLINE vu widen(vh x) { return (vu)_mm256_cvtepu16_epi32((__m128i)x); }
+INLINE vu widen(vub x) { return (vu)_mm256_cvtepu8_epi32(in_low_half(&x)); }
+INLINE vi widen(vb x) { return (vi)_mm256_cvtepi8_epi32(in_low_half(&x)); }
+INLINE vb lowest_bytes(vi x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vb); }
 #else
 INLINE vu widen(vh x) { return __builtin_convertvector(x, vu); }
 INLINE vu widen(vub x) { return __builtin_convertvector(__builtin_convertvector(x, vh), vu); }
@@ -275,15 +284,6 @@ constexpr bool WIDENS_PAIRS = true;
 INLINE vf first_of(vu pair) { return (vf)(pair << 16); }
 INLINE vf second_of(vu pair) { return (vf)(pair & 0xffff0000u); }
 
-// n rows of pairs, `stride` words apart, to twice as many rows of floats, in their place.
-INLINE void widen_pairs(uint32_t* rows, int n, int64_t stride) {
-    for (int i = n - 1; i >= 0; --i) {
-        const vu pairs = loadu(rows + i * stride);
-        storef((float*)rows + 2 * i * stride, first_of(pairs));
-        storef((float*)rows + (2 * i + 1) * stride, second_of(pairs));
-    }
-}
-
 // Adds the product of two packed bf16 pairs per lane: acc + a.lo * b.lo + a.hi * b.hi.
 INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
     vu pair = b - vu{};
@@ -294,6 +294,13 @@ INLINE vf dot_pairs(vf acc, vu a, uint32_t b) {
     return fma(second_of(a), second_of(pair), acc);
 #endif
 }
+
+// Whether an instruction multiplies and adds bytes.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_DOTPROD)
+constexpr bool BYTE_DOTS = true;
+#else
+constexpr bool BYTE_DOTS = false;
+#endif
 
 constexpr uint32_t FLIP = 0x80808080u;      // signed bytes b become unsigned ones, b + 128, and back
 
@@ -365,7 +372,20 @@ INLINE vi dot_bytes(vi acc, uint32_t w, vu a) {
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
-// Widens WIDTH fp16 values, exactly.
+// Widens fp16 values, exactly; each lies in the lower half of a lane.
+INLINE vf widen_halves(vu bits) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)bits));
+#else
+    // Exponent and fraction move up; the product mends the bias and normalises what was subnormal.
+    vf size = (vf)((bits & 0x7fffu) << 13) * splat(5.192296858534828e33f);
+    vi special = (vi)((bits & 0x7c00u) == 0x7c00u);
+    size = select(special, (vf)((vu)size | 0x7f800000u), size);
+    return (vf)((vu)size | ((bits & 0x8000u) << 16));
+#endif
+}
+
+// Widens WIDTH of them.
 INLINE vf load_half(const uint16_t* p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
@@ -376,12 +396,7 @@ INLINE vf load_half(const uint16_t* p) {
 #else
     vh x;
     memcpy(&x, p, sizeof x);
-    vu bits = widen(x);
-    // Exponent and fraction move up; the product mends the bias and normalises what was subnormal.
-    vf size = (vf)((bits & 0x7fffu) << 13) * splat(5.192296858534828e33f);
-    vi special = (vi)((bits & 0x7c00u) == 0x7c00u);
-    size = select(special, (vf)((vu)size | 0x7f800000u), size);
-    return (vf)((vu)size | ((bits & 0x8000u) << 16));
+    return widen_halves(widen(x));
 #endif
 }
 
@@ -433,21 +448,20 @@ INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32
             for (int i = 0; i < 8; ++i) to[w * stride + i] = rows[i][offset + w];
         return;
     }
-    __m256 r[8], t[8];
-    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps((const float*)(rows[i] + offset));
-    for (int i = 0; i < 4; ++i) {
-        t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 2; ++i) {
-        r[4 * i + 0] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0x44);
-        r[4 * i + 1] = _mm256_shuffle_ps(t[4 * i], t[4 * i + 2], 0xee);
-        r[4 * i + 2] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0x44);
-        r[4 * i + 3] = _mm256_shuffle_ps(t[4 * i + 1], t[4 * i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; ++i) {
-        _mm256_storeu_ps((float*)(to + i * stride), _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps((float*)(to + (i + 4) * stride), _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    // Words 4h to 4h + 3 of rows i and i + 4 in the halves of a vector: no words then change halves.
+    for (int h = 0; h < 2; ++h, offset += 4, to += 4 * stride) {
+        __m256 r[4], t[4];
+        for (int i = 0; i < 4; ++i)
+            r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps((const float*)(rows[i] + offset))),
+                                        _mm_loadu_ps((const float*)(rows[i + 4] + offset)), 1);
+        for (int i = 0; i < 2; ++i) {
+            t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        for (int i = 0; i < 2; ++i) {
+            _mm256_storeu_ps((float*)(to + 2 * i * stride), _mm256_shuffle_ps(t[i], t[i + 2], 0x44));
+            _mm256_storeu_ps((float*)(to + (2 * i + 1) * stride), _mm256_shuffle_ps(t[i], t[i + 2], 0xee));
+        }
     }
 }
 #else
