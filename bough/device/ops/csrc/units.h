@@ -6,7 +6,7 @@
 namespace {
 
 constexpr int MAX_QUERIES = 4 * LANES;
-constexpr int NARROW = WIDTH == 16 ? 12 : 8;    // queries up to which keys lie in the lanes
+constexpr int NARROW = 12;                  // queries up to which keys lie in the lanes
 constexpr int64_t MAX_PARTIAL = 4 << 20;    // bytes of partial results above which a unit is not cut
 
 inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
