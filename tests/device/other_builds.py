@@ -10,8 +10,11 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 
-PLAIN_TILES = f'-DBOUGH_TILES="{Path(__file__).parent / "native/tiles.h"}"'
+NATIVE = Path(__file__).parent / "native"
+PLAIN_TILES = f'-DBOUGH_TILES="{NATIVE / "tiles.h"}"'
 """The flag for tiles of AMX in plain C++, for processors that have none."""
+PLAIN_VECTORS = ("-include", str(NATIVE / "vectors.h"))
+"""Flags for AVX-512 in plain C++, beside those for AVX2."""
 
 SCRIPT = """
 import sys
