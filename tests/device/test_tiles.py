@@ -52,4 +52,5 @@ def tiled(isa: str, tmp_path_factory: pytest.TempPathFactory) -> OtherBuild:
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: Path(name).name)
 def test_kernels_for_amx(tiled: OtherBuild, isa: str, name: str) -> None:
     shown = tiled.run("-k", isa, str(TESTS / name))
-    assert " passed" in shown and "skipped" not in shown
+    # AVX2 does not multiply all forms.
+    assert " passed" in shown and (isa == "avx2" or "skipped" not in shown)
