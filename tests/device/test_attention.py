@@ -21,7 +21,10 @@ from .cases import Case, exact_attention, make_case, make_groups, sub_batch, tol
 
 Tensor = torch.Tensor
 
-HEADS = [(4, 4, 32), (9, 3, 64), (8, 1, 80), (4, 2, 96), (16, 2, 128), (7, 1, 64), (2, 2, 256)]
+HEADS = [
+    (4, 4, 32), (9, 3, 64), (8, 1, 80), (4, 2, 96), (16, 2, 128), (7, 1, 64), (2, 2, 256),
+    (24, 2, 32), (26, 2, 32), (50, 1, 32),
+]  # fmt: skip
 BOUNDARIES = [1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513]
 DTYPES = [torch.float32, torch.bfloat16]
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
@@ -121,7 +124,7 @@ def test_extreme_sinks(ops: Ops, sink: float) -> None:
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Case, list[tuple[list[int], int]]]:
     """A batch whose rows share a prefix, and groups of rows that are told to share some of it."""
-    group, n_kv_heads = draw(st.sampled_from([(1, 3), (3, 1), (3, 2), (4, 2), (5, 1), (8, 1)]))
+    group, n_kv_heads = draw(st.sampled_from([(1, 3), (3, 1), (3, 2), (4, 2), (5, 1), (8, 1), (12, 1), (13, 1)]))
     dim = draw(st.sampled_from([32, 48, 64]))
     shared = draw(st.sampled_from([0, 127, 128, 130, 260, 384]))
     n_rows = draw(st.integers(1, 6))

@@ -71,7 +71,7 @@ def workload() -> list[Request]:
         {"temperature": 1.2, "seed": 8, "min_p": 0.05, "logit_bias": {7: 5.0}},
         {"temperature": 0.0, "stop": ("a", "th"), "stop_regex": ("[0-9]e",), "min_tokens": 3},
         {"temperature": 0.0, "bad_words": ((9, 10), (11,))},
-        {"temperature": 1.0, "seed": 9, "allowed_token_ids": tuple(range(20, 60))},
+        {"temperature": 1.0, "seed": 9, "allowed_token_ids": (*range(20, 60),), "stop_token_ids": (*range(20, 30),)},
     ]  # fmt: skip
     requests = []
     for i in range(18):
@@ -156,7 +156,7 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "evicted, singles": ({"pool_tokens": 160}, {}, False),
     "retraction": ({"pool_tokens": 160}, {"step_tokens": 64}, True),
     "retraction at depth 1": ({"pool_tokens": 160}, {"step_tokens": 64, "depth": 1}, True),
-    "retraction, pages of 16": ({"pool_tokens": 144, "page_size": 16}, {"step_tokens": 64}, True),
+    "retraction, pages of 16": ({"pool_tokens": 128, "page_size": 16}, {"step_tokens": 64}, True),
     "pinned": ({}, {"max_running": 40, "step_tokens": 64}, True),
     "pinned, depth 1, pages of 16": ({"page_size": 16}, {"max_running": 40, "step_tokens": 64, "depth": 1}, True),
     "random order": ({}, {"policy": "random", "max_running": 3}, True),

@@ -75,7 +75,7 @@ INLINE void score_block(const float* queries, int dim, const uint32_t* tile, flo
 // The same for n queries and n_vecs vectors of keys; columns of scores behind them are written with what the tile holds.
 template <typename C>
 void float_scores(const float* queries, int n, int dim, const uint32_t* tile, int n_vecs, float* scores, int64_t stride,
-                Ahead& ahead) {
+                  Ahead& ahead) {
     few_blocks(n, [&](auto rows, int r) {
         constexpr int R = decltype(rows)::value, N = score_vecs(R);
         for (int end = N; end < n_vecs + N; end += N) {
@@ -116,7 +116,7 @@ INLINE void sum_block(const float* weights, const void* const* values, int64_t h
 // The same for all of dim, a multiple of WIDTH, and n queries.
 template <typename C>
 void float_sums(const float* weights, int n, const void* const* values, int64_t head, int dim, int n_keys, float* out,
-              int64_t stride, Ahead& ahead) {
+                int64_t stride, Ahead& ahead) {
     few_blocks(n, [&](auto rows, int r) {
         constexpr int R = decltype(rows)::value, N = sum_vecs(R);
         const float* from = weights + r * SEGMENT;
