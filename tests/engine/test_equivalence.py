@@ -73,7 +73,7 @@ def workload() -> list[Request]:
         {"temperature": 0.0, "bad_words": ((9, 10), (11,))},
         {"temperature": 1.0, "seed": 9, "allowed_token_ids": tuple(range(20, 60))},
     ]  # fmt: skip
-    requests = []
+    requests: list[Request] = []
     for i in range(18):
         prompt = stems[i % 3] + rng.integers(3, 280, int(rng.integers(0, 12))).tolist()
         if i % 6 == 5:
