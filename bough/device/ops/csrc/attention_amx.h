@@ -200,19 +200,6 @@ struct FewSums {
     }
 };
 
-// Calls run(Count<R>(), first) for rows [0, n), R at a time.
-template <typename Run>
-INLINE void by_rows(int n, const Run& run) {
-    for (int r = 0; r < n; r += FEW_ROWS_AT_ONCE) switch (n - r) {
-            case 1: run(Count<1>(), r); break;
-            case 2: run(Count<2>(), r); break;
-            case 3: run(Count<3>(), r); break;
-            case 4: run(Count<4>(), r); break;
-            case 5: run(Count<5>(), r); break;
-            default: run(Count<FEW_ROWS_AT_ONCE>(), r);
-        }
-}
-
 // How often both of these call beside.step(), in words.
 INLINE int few_steps(int n, int n_vecs, int words) {
     return (int)(ceil_div(n, FEW_ROWS_AT_ONCE) * ceil_div(n_vecs, FEW_VECS)) * words;
@@ -223,7 +210,7 @@ template <typename Beside>
 INLINE void few_scores(const uint32_t* queries, const uint32_t* tile, int n, int count, int words,
                        float* scores, int64_t stride, Beside& beside) {
     const Flushing flushing;
-    by_rows(n, [&](auto rows, int r) {
+    by_rows<FEW_ROWS_AT_ONCE>(n, [&](auto rows, int r) {
         by_twos(count / WIDTH, [&](auto vecs, int vec) {
             constexpr int R = decltype(rows)::value, N = decltype(vecs)::value;
             for (int first = 0; first < words; first += TILE_WORDS) {
@@ -252,7 +239,7 @@ template <typename Beside>
 INLINE void few_sums(const uint32_t* weights, int64_t weights_stride, const bf16* const* rows, int64_t head, int n, int dim,
                      int pairs, float* out, int64_t stride, Beside& beside) {
     const Flushing flushing;
-    by_rows(n, [&](auto count, int r) {
+    by_rows<FEW_ROWS_AT_ONCE>(n, [&](auto count, int r) {
         for (int first = 0; first < pairs; first += TILE_WORDS) {
             constexpr int R = decltype(count)::value;
             const int some = pairs - first < TILE_WORDS ? pairs - first : TILE_WORDS;

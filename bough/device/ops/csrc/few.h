@@ -11,23 +11,9 @@ namespace {
 constexpr int score_vecs(int R) { return WIDTH == 16 ? 4 : R == 1 ? 8 : R == 2 ? 4 : R == 3 ? 3 : 2; }
 constexpr int sum_vecs(int R) { return R == 3 ? 4 : score_vecs(R); }
 
-// Queries of the next block, of n.
-INLINE int few_rows(int n) { return WIDTH == 16 ? (n < 6 ? n : 6) : n <= 4 ? n : 3; }
-
-// Calls run(Count<R>(), first) for blocks of n queries.
-template <typename Run>
-INLINE void few_blocks(int n, const Run& run) {
-    for (int r = 0; r < n; r += few_rows(n - r)) switch (few_rows(n - r)) {
-            case 1: run(Count<1>(), r); break;
-            case 2: run(Count<2>(), r); break;
-            case 3: run(Count<3>(), r); break;
-            case 4: run(Count<4>(), r); break;
-#if BOUGH_WIDTH == 16
-            case 5: run(Count<5>(), r); break;
-            default: run(Count<6>(), r);
-#endif
-        }
-}
+constexpr int FEW_ROWS_MOST = WIDTH == 16 ? 6 : 4;     // queries of a block
+// Those of the next one, of n.
+INLINE int few_rows(int n) { return n <= FEW_ROWS_MOST ? n : WIDTH == 16 ? FEW_ROWS_MOST : 3; }
 
 // How many steps float_scores() or float_sums() take for n_vecs vectors of keys or dimensions, with `inner` words or keys.
 template <typename Vecs>
@@ -76,7 +62,7 @@ INLINE void score_block(const float* queries, int dim, const uint32_t* tile, flo
 template <typename C>
 void float_scores(const float* queries, int n, int dim, const uint32_t* tile, int n_vecs, float* scores, int64_t stride,
                   Ahead& ahead) {
-    few_blocks(n, [&](auto rows, int r) {
+    by_blocks<FEW_ROWS_MOST>(n, few_rows, [&](auto rows, int r) {
         constexpr int R = decltype(rows)::value, N = score_vecs(R);
         for (int end = N; end < n_vecs + N; end += N) {
             const int v = (end < n_vecs ? end : n_vecs < N ? N : n_vecs) - N;   // the last ones maybe once more
@@ -117,7 +103,7 @@ INLINE void sum_block(const float* weights, const void* const* values, int64_t h
 template <typename C>
 void float_sums(const float* weights, int n, const void* const* values, int64_t head, int dim, int n_keys, float* out,
                 int64_t stride, Ahead& ahead) {
-    few_blocks(n, [&](auto rows, int r) {
+    by_blocks<FEW_ROWS_MOST>(n, few_rows, [&](auto rows, int r) {
         constexpr int R = decltype(rows)::value, N = sum_vecs(R);
         const float* from = weights + r * SEGMENT;
         float* to = out + r * stride;

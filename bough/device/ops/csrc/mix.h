@@ -52,23 +52,13 @@ INLINE void mix_block(const bf16* weights, const bf16* const* rows, int64_t head
 
 // The same for all of `dim`, a multiple of WIDTH, from `at` on in steps of N vectors; returns where it stopped.
 template <int N>
-int64_t mix_columns(const bf16* weights, const bf16* const* rows, int64_t head, int n_rows, int64_t at, int64_t dim, int inner,
+int64_t mix_columns(const bf16* weights, const bf16* const* values, int64_t head, int n_rows, int64_t at, int64_t dim, int inner,
                     float* out, int64_t stride, Ahead& ahead) {
     for (; at + N * WIDTH <= dim; at += N * WIDTH)
-        for (int r = 0; r < n_rows; r += BLOCK_ROWS) {
-            const bf16* from = weights + r * SEGMENT;
-            float* to = out + r * stride;
-            switch (n_rows - r) {
-                case 1: mix_block<1, N>(from, rows, head, at, inner, to, stride, ahead); break;
-                case 2: mix_block<2, N>(from, rows, head, at, inner, to, stride, ahead); break;
-                case 3: mix_block<3, N>(from, rows, head, at, inner, to, stride, ahead); break;
-#if BOUGH_WIDTH == 16
-                case 4: mix_block<4, N>(from, rows, head, at, inner, to, stride, ahead); break;
-                case 5: mix_block<5, N>(from, rows, head, at, inner, to, stride, ahead); break;
-#endif
-                default: mix_block<BLOCK_ROWS, N>(from, rows, head, at, inner, to, stride, ahead);
-            }
-        }
+        by_rows<BLOCK_ROWS>(n_rows, [&](auto rows, int r) {
+            mix_block<decltype(rows)::value, N>(weights + r * SEGMENT, values, head, at, inner, out + r * stride, stride,
+                                                ahead);
+        });
     return at;
 }
 

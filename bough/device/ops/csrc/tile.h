@@ -13,6 +13,26 @@ constexpr int TILE = 64;                           // columns of a tile: keys of
 constexpr int BLOCK_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a register block
 constexpr int BLOCK_VECS = WIDTH == 16 ? 4 : 2;    // vectors of columns of a register block
 
+// Calls run(Count<n>()); n: 1 to MOST.
+template <int MOST, typename Run>
+INLINE void with_count(int n, const Run& run) {
+    if constexpr (MOST > 1)
+        if (n < MOST) return with_count<MOST - 1>(n, run);
+    run(Count<MOST>());
+}
+
+// Calls run(Count<R>(), first) for rows [0, n) in blocks; next(rows that are left) says how many the next one has, MOST or less.
+template <int MOST, typename Next, typename Run>
+INLINE void by_blocks(int n, const Next& next, const Run& run) {
+    for (int r = 0; r < n; r += next(n - r)) with_count<MOST>(next(n - r), [&](auto rows) { run(rows, r); });
+}
+
+// The same, MOST at a time.
+template <int MOST, typename Run>
+INLINE void by_rows(int n, const Run& run) {
+    by_blocks<MOST>(n, [](int left) { return left < MOST ? left : MOST; }, run);
+}
+
 // acc + column * a, with a float column and multiplier ...
 INLINE vf step(vf acc, const float* column, float a) { return fma(loadf(column), splat(a), acc); }
 // ... and with a column of bf16 pairs and one pair as the multiplier.
@@ -58,21 +78,10 @@ template <typename E, typename Beside, typename S = typename SumOf<E>::type>
 void product(const E* a, int64_t a_stride, const E* tile, int rows, int inner, S* out, int64_t out_stride,
              Beside& beside) {
     for (int column = 0; column < TILE; column += BLOCK_VECS * WIDTH) {
-        const E* t = tile + column;
-        for (int r = 0; r < rows; r += BLOCK_ROWS) {
-            const E* from = a + r * a_stride;
-            S* to = out + r * out_stride + column;
-            switch (rows - r) {
-                case 1: product_block<1>(from, a_stride, t, inner, to, out_stride, beside); break;
-                case 2: product_block<2>(from, a_stride, t, inner, to, out_stride, beside); break;
-                case 3: product_block<3>(from, a_stride, t, inner, to, out_stride, beside); break;
-#if BOUGH_WIDTH == 16
-                case 4: product_block<4>(from, a_stride, t, inner, to, out_stride, beside); break;
-                case 5: product_block<5>(from, a_stride, t, inner, to, out_stride, beside); break;
-#endif
-                default: product_block<BLOCK_ROWS>(from, a_stride, t, inner, to, out_stride, beside);
-            }
-        }
+        by_rows<BLOCK_ROWS>(rows, [&](auto count, int r) {
+            product_block<decltype(count)::value>(a + r * a_stride, a_stride, tile + column, inner,
+                                                  out + r * out_stride + column, out_stride, beside);
+        });
     }
 }
 

@@ -76,11 +76,12 @@ INLINE __m128i in_low_half(const void* bytes) { return _mm_loadl_epi64((const __
 INLINE vu widen(vh x) { return (vu)_mm256_cvtepu16_epi32((__m128i)x); }
 INLINE vu widen(vub x) { return (vu)_mm256_cvtepu8_epi32(in_low_half(&x)); }
 INLINE vi widen(vb x) { return (vi)_mm256_cvtepi8_epi32(in_low_half(&x)); }
-INLINE vb lowest_bytes(vi x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vb); }
 #else
 INLINE vu widen(vh x) { return __builtin_convertvector(x, vu); }
 INLINE vu widen(vub x) { return __builtin_convertvector(__builtin_convertvector(x, vh), vu); }
 INLINE vi widen(vb x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vi); }
+#endif
+#if !defined(__AVX512F__)
 INLINE vb lowest_bytes(vi x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vb); }
 #endif
 
@@ -360,8 +361,6 @@ INLINE vi dot_bytes(vi acc, vu w, uint32_t a) {
 INLINE vi dot_bytes(vi acc, uint32_t w, vu a) {
 #if defined(BOUGH_VNNI)
     return dot_vnni(acc, w - vu{}, a);
-#elif defined(__x86_64__)
-    return dot_widened(acc, w - vu{}, a);
 #elif defined(__ARM_FEATURE_DOTPROD)
     return dot_shifted(acc, w - vu{}, a);
 #else
