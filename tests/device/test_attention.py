@@ -197,12 +197,16 @@ def test_large_scores_do_not_overflow(ops: Ops) -> None:
     assert torch.allclose(out.double(), exact_attention(case), atol=5e-3)
 
 
+@pytest.mark.parametrize("where", ["k", "v"])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES[:-1], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("new", [3, 40])
-def test_a_nan_stays_in_its_row(ops: Ops, new: int) -> None:
-    case = make_case([70, 90], [new, new], (4, 2, 32), torch.float32)
+def test_a_nan_stays_in_its_row(ops: Ops, new: int, dtype: torch.dtype, kv_dtype: torch.dtype, where: str) -> None:
+    case = make_case([70, 90], [new, new], (4, 2, 32), dtype, kv_dtype=kv_dtype)
     clean = ops.paged_attention(*case.args)
-    assert isinstance(case.k, Tensor)
-    case.k[case.page_table[case.rows[0], 5].long()] = torch.nan
+    cells = case.k if where == "k" else case.v
+    assert isinstance(cells, Tensor)
+    cells[case.page_table[case.rows[0], 5].long()] = torch.nan
     out = ops.paged_attention(*case.args)
     assert out[:new].isnan().all(), "a broken row has to show"
     assert torch.equal(out[new:], clean[new:])
