@@ -1,4 +1,4 @@
-"""``python -m benchmarks.peers setup | list | run | company | busy | table | profile``, see README.md."""
+"""``python -m benchmarks.peers setup | list | run | company | busy | pauses | table | profile``, see README.md."""
 
 from __future__ import annotations
 
@@ -55,6 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
     busy.add_argument("--repeats", type=int, default=3, metavar="INT")
     busy.add_argument("--output", type=Path, default=RESULTS / "busy.json")
     busy.set_defaults(function=_busy)
+    pauses = commands.add_parser("pauses", help="first tokens and gaps where people pause before they send")
+    _configure_bough(pauses)
+    pauses.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
+    pauses.add_argument("--repeats", type=int, default=3, metavar="INT")
+    pauses.add_argument("--output", type=Path, default=RESULTS / "pauses.json")
+    pauses.set_defaults(function=_pauses)
     table = commands.add_parser("table", help="write docs/performance.md, or docs/performance-FOLDER.md, from results")
     table.add_argument(
         "results", nargs="?", type=Path, default=RESULTS, metavar="FOLDER", help="of runs (default: %(default)s)"
@@ -171,6 +177,15 @@ def _busy(arguments: argparse.Namespace, home: Home) -> int:
 
     settings = Settings(home, arguments.threads, arguments.bough_python)
     report = compare(_engines(arguments), settings, arguments.programs, arguments.repeats)
+    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _pauses(arguments: argparse.Namespace, home: Home) -> int:
+    from benchmarks.peers.pauses import compare
+
+    settings = Settings(home, arguments.threads, arguments.bough_python)
+    report = compare(_engines(arguments), settings, arguments.repeats)
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 

@@ -90,6 +90,11 @@ def _completions(client: Client, prompts: Sequence[str], tokens: float) -> list[
     return [job(prompt) for prompt in prompts]
 
 
+def _pauses(s: Sizes, rng: random.Random, n: int) -> list[float]:
+    """``n`` times of ``pause`` seconds on average, exponential, as between arrivals that know nothing of each other."""
+    return [s["pause"] * rng.expovariate(1.0) for _ in range(n)]
+
+
 async def independent(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
     """Prompts that share nothing."""
     prompts = [words(rng, int(s["prompt"])) for _ in range(int(s["requests"]))]
@@ -97,15 +102,17 @@ async def independent(client: Client, s: Sizes, rng: random.Random) -> list[Call
 
 
 async def chat(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
-    """Conversations with one system message; each turn sends everything before it again."""
+    """Conversations with one system message; each turn sends everything before it again, behind a pause."""
     system = "You are a helpful assistant. " + words(rng, int(s["system"]) - 6)
     users = [[words(rng, int(s["user"])) for _ in range(int(s["turns"]))] for _ in range(int(s["conversations"]))]
+    pauses = [_pauses(s, rng, len(turns)) for turns in users]
 
-    def job(turns: Sequence[str]) -> Job:
+    def job(turns: Sequence[str], pauses: Sequence[float]) -> Job:
         async def converse() -> list[Call]:
             messages = [{"role": "system", "content": system}]
             calls = []
-            for text in turns:
+            for text, pause in zip(turns, pauses, strict=True):
+                await asyncio.sleep(pause)
                 messages.append({"role": "user", "content": text})
                 call = await client.chat(list(messages), int(s["out"]))
                 calls.append(call)
@@ -114,7 +121,7 @@ async def chat(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
 
         return converse
 
-    return await gather([job(turns) for turns in users], s["concurrency"])
+    return await gather([job(*conversation) for conversation in zip(users, pauses, strict=True)], s["concurrency"])
 
 
 async def rag(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
@@ -140,7 +147,7 @@ async def bestof(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
 
 
 async def json(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
-    """Objects under a JSON schema; answers may end before the limit."""
+    """Objects under a JSON schema, each asked for behind a pause; answers may end before the limit."""
     wanted = {
         "type": "json_schema",
         "json_schema": {"name": "person", "strict": True, "schema": person_schema()},
@@ -148,14 +155,16 @@ async def json(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
     ask = "Describe a person as a JSON object with name, age, city, is_student and hobbies. Hints: {}."
     contents = [ask.format(words(rng, 12)) for _ in range(int(s["requests"]))]
 
-    def job(content: str) -> Job:
+    def job(content: str, pause: float) -> Job:
         async def send() -> list[Call]:
+            await asyncio.sleep(pause)
             message = {"role": "user", "content": content}
             return [await client.chat([message], int(s["out"]), response_format=wanted, ignore_eos=False)]
 
         return send
 
-    return await gather([job(content) for content in contents], s["concurrency"])
+    asked = zip(contents, _pauses(s, rng, len(contents)), strict=True)
+    return await gather([job(content, pause) for content, pause in asked], s["concurrency"])
 
 
 async def fewshot(client: Client, s: Sizes, rng: random.Random) -> list[Call]:
@@ -185,7 +194,7 @@ WORKLOADS = {
     "chat": Workload(
         "conversations of many turns",
         chat,
-        {"conversations": 8, "turns": 6, "system": 200, "user": 50, "out": 48, "concurrency": 8},
+        {"conversations": 8, "turns": 6, "system": 200, "user": 50, "out": 48, "pause": 0, "concurrency": 8},
         {"conversations": 2, "turns": 2, "out": 8},
     ),
     "rag": Workload(
@@ -203,7 +212,7 @@ WORKLOADS = {
     "json": Workload(
         "objects under a JSON schema",
         json,
-        {"requests": 24, "out": 96, "concurrency": 8},
+        {"requests": 24, "out": 96, "pause": 0, "concurrency": 8},
         {"requests": 2, "concurrency": 2},
     ),
     "fewshot": Workload(

@@ -118,8 +118,13 @@ def _torch() -> Finding:
     import torch
 
     value = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    cores = machine.cpu().cores
+    limit = os.environ.get("OMP_THREAD_LIMIT", "")
+    if limit.isdecimal() and int(limit) < cores:
+        advice = f"OMP_THREAD_LIMIT={limit} in the environment keeps torch and the kernels to as many threads"
+        return Finding("torch", "slow", value, advice)
     named = next((v for v in ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if v in os.environ), None)
-    if named and torch.get_num_threads() < machine.cpu().cores:
+    if named and torch.get_num_threads() < cores:
         return Finding("torch", "note", value, f"{named} is set in the environment and keeps cores idle elsewhere")
     return Finding("torch", "ok", value)
 

@@ -1,4 +1,7 @@
-"""A backend that is made in the background: reading a large vocabulary takes seconds, and starting must not."""
+"""A backend that is made on a thread: reading a large vocabulary takes seconds, and a start waits for a part of it.
+
+The longest parts, to read the tokens and to slice them, keep Python's lock for as long as they take.
+"""
 
 from __future__ import annotations
 

@@ -108,3 +108,10 @@ def test_every_processor_is_told_which_kernels_it_lacks(
     monkeypatch.setattr(library.Library, "isas", lambda self: ["generic"])
     assert f"does not know {best}:" in doctor._kernels().advice
     assert any(best in variants for variants in build.VARIANTS.values())
+
+
+def test_a_limit_of_openmp_that_slows_the_kernels_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.machine, "cpu", lambda: Cpu("x", ("avx2", "fma"), 2, 2, None))
+    for limit, told in (("1", True), ("2", False), ("many", False)):
+        monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+        assert ("OMP_THREAD_LIMIT" in doctor._torch().advice) == told

@@ -140,10 +140,11 @@ def compile_library(target: Path) -> list[str]:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether there is such a library, and nothing of it is missing or damaged."""
-    if not library.is_file():
+    """Whether there is such a library that can be read, and nothing of it is missing or damaged."""
+    try:
+        content = library.read_bytes()
+    except OSError:
         return False
-    content = library.read_bytes()
     return hashlib.sha256(content[:-SEAL_BYTES]).digest() == content[-SEAL_BYTES:]
 
 
