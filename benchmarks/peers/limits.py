@@ -64,7 +64,7 @@ def main() -> None:
     """Print the limits as JSON."""
     import torch
 
-    from bough.device.ops.packed import pack_bf16, pack_int8
+    from bough.device.ops.packed import pack_bf16, pack_int8, pack_rotated
     from bough.device.ops.pages import advise_huge_pages
     from bough.device.ops.registry import resolve_ops
 
@@ -91,13 +91,15 @@ def main() -> None:
         return partial(torch._int_mm, x, x)
 
     def bytes_of_ours(n: int) -> Callable[[], object]:
-        values = torch.randint(0, 256, (n, n), dtype=torch.uint8)
-        return ours(n, pack_int8(values, torch.ones(n)))
+        return ours(n, pack_int8(torch.randint(0, 256, (n, n), dtype=torch.uint8), torch.ones(n)))
+
+    def transforms_of_ours(n: int) -> Callable[[], object]:
+        return ours(n, pack_rotated(torch.randint(0, 256, (n, n), dtype=torch.uint8), torch.ones(n), n))
 
     # Without instructions for bfloat16, floats are what it is multiplied as.
     types = (torch.bfloat16, torch.float32)
     bf16 = _rate([lambda n: ours(n, pack_bf16(square(n))), *(partial(of_torch, dtype=dtype) for dtype in types)])
-    int8 = _rate([bytes_of_ours, bytes_of_torch])
+    int8 = _rate([bytes_of_ours, transforms_of_ours, bytes_of_torch])
     figures = Limits(memory.nbytes / read / 1e9, bf16 / 1e9, int8 / 1e9)
     print(json.dumps({name: round(getattr(figures, name), 1) for name in Limits.__slots__}))
 

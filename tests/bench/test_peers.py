@@ -71,7 +71,7 @@ def test_floors_are_those_the_goals_were_set_on(
 def test_recorded_conversations_do_not_pay_twice_for_answers(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     workload = rows.WORK["chat"]
-    sizes = {"conversations": 3, "turns": 2, "system": 12, "user": 4, "out": 5, "concurrency": 3}
+    sizes = {"conversations": 3, "turns": 2, "system": 12, "user": 4, "out": 5, "pause": 0, "concurrency": 3}
     asks = record(folder, workload, sizes, "1")
     assert [a.own for a in asks] == [0, 0, 0, 5, 5, 5], "turn by turn, as servers see it"
     assert all(later.prompt[: len(first.prompt)] == first.prompt for first, later in zip(asks, asks[3:]))
