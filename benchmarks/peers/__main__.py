@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,25 +42,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("list", help="rows, goals and peers").set_defaults(function=_list)
     _configure_run(commands.add_parser("run", help="measure side by side"))
     company = commands.add_parser("company", help="whether a workload starves beside two others")
-    _configure_bough(company)
-    company.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
     company.add_argument("--third", default="chat", metavar="NAME", help="the workload (default: %(default)s)")
-    company.add_argument("--repeats", type=int, default=3, metavar="INT")
-    company.add_argument("--output", type=Path, default=RESULTS / "company.json")
-    company.set_defaults(function=_company)
+    _configure_comparison(company, _company, "company.json")
     busy = commands.add_parser("busy", help="what other programs cost that use the processors meanwhile")
-    _configure_bough(busy)
-    busy.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
     busy.add_argument("--programs", type=int, default=2, metavar="INT", help="at most (default: %(default)s)")
-    busy.add_argument("--repeats", type=int, default=3, metavar="INT")
-    busy.add_argument("--output", type=Path, default=RESULTS / "busy.json")
-    busy.set_defaults(function=_busy)
+    _configure_comparison(busy, _busy, "busy.json")
     pauses = commands.add_parser("pauses", help="first tokens and gaps where people pause before they send")
-    _configure_bough(pauses)
-    pauses.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
-    pauses.add_argument("--repeats", type=int, default=3, metavar="INT")
-    pauses.add_argument("--output", type=Path, default=RESULTS / "pauses.json")
-    pauses.set_defaults(function=_pauses)
+    _configure_comparison(pauses, _pauses, "pauses.json")
     table = commands.add_parser("table", help="write docs/performance.md, or docs/performance-FOLDER.md, from results")
     table.add_argument(
         "results", nargs="?", type=Path, default=RESULTS, metavar="FOLDER", help="of runs (default: %(default)s)"
@@ -83,6 +71,23 @@ def _configure_bough(parser: argparse.ArgumentParser) -> None:
         help="a source tree of bough, and flags to serve with; repeatable; this one by default; none leaves bough out",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, default=cpu().threads, metavar="INT", help="of every engine")
+
+
+def _configure_comparison(
+    parser: argparse.ArgumentParser, report: Callable[[argparse.Namespace, Settings], object], output: str
+) -> None:
+    """Flags of a command whose ``report`` is written to ``output`` or where else one wants it."""
+
+    def function(arguments: argparse.Namespace, home: Home) -> int:
+        found = report(arguments, Settings(home, arguments.threads, arguments.bough_python))
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        return 0
+
+    _configure_bough(parser)
+    parser.add_argument("--peers", default="none", metavar="LIST", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--repeats", type=int, default=3, metavar="INT")
+    parser.add_argument("--output", type=Path, default=RESULTS / output)
+    parser.set_defaults(function=function)
 
 
 def _configure_run(parser: argparse.ArgumentParser) -> None:
@@ -163,31 +168,22 @@ def _run(arguments: argparse.Namespace, home: Home) -> int:
     return 0
 
 
-def _company(arguments: argparse.Namespace, home: Home) -> int:
+def _company(arguments: argparse.Namespace, settings: Settings) -> object:
     from benchmarks.peers.company import compare
 
-    settings = Settings(home, arguments.threads, arguments.bough_python)
-    report = compare(_engines(arguments), settings, arguments.third, arguments.repeats)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    return compare(_engines(arguments), settings, arguments.third, arguments.repeats)
 
 
-def _busy(arguments: argparse.Namespace, home: Home) -> int:
+def _busy(arguments: argparse.Namespace, settings: Settings) -> object:
     from benchmarks.peers.busy import compare
 
-    settings = Settings(home, arguments.threads, arguments.bough_python)
-    report = compare(_engines(arguments), settings, arguments.programs, arguments.repeats)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    return compare(_engines(arguments), settings, arguments.programs, arguments.repeats)
 
 
-def _pauses(arguments: argparse.Namespace, home: Home) -> int:
+def _pauses(arguments: argparse.Namespace, settings: Settings) -> object:
     from benchmarks.peers.pauses import compare
 
-    settings = Settings(home, arguments.threads, arguments.bough_python)
-    report = compare(_engines(arguments), settings, arguments.repeats)
-    arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0
+    return compare(_engines(arguments), settings, arguments.repeats)
 
 
 def _table(arguments: argparse.Namespace, home: Home) -> int:

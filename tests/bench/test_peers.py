@@ -75,6 +75,8 @@ def test_recorded_conversations_do_not_pay_twice_for_answers(tmp_path: Path) -> 
     asks = record(folder, workload, sizes, "1")
     assert [a.own for a in asks] == [0, 0, 0, 5, 5, 5], "turn by turn, as servers see it"
     assert all(later.prompt[: len(first.prompt)] == first.prompt for first, later in zip(asks, asks[3:]))
+    once, paused = (record(folder, workload, sizes | {"turns": 1, "pause": pause}, "1") for pause in (0, 0.01))
+    assert {a.prompt for a in once} == {a.prompt for a in paused}, "pauses change when, not what"
 
 
 def test_query_rows_survive_llama_cpps_order() -> None:
