@@ -204,7 +204,8 @@ def measure(
 
 def decode() -> list[tuple[Problem, bool]]:
     cases = [(Problem(SMALL, b, t), True) for b in (1, 4, 16, 64) for t in (256, 1024, 4096) if b * t < 2e5]
-    return cases + [(Problem(heads, b, 2048), True) for heads in list(HEADS.values())[1:] for b in (1, 8)]
+    cases += [(Problem(heads, b, 2048), True) for heads in list(HEADS.values())[1:] for b in (1, 8)]
+    return [*cases, (Problem(HEADS["llama-8b"], 1, 65536), False)]
 
 
 def dtypes() -> list[tuple[Problem, bool]]:

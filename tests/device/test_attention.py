@@ -82,6 +82,11 @@ def test_a_long_row_equals_float64(ops: Ops, dtype: torch.dtype, new: int) -> No
     check(ops, make_case([2000], [new], (9, 3, 64), dtype))
 
 
+@pytest.mark.slow
+def test_a_very_long_row_equals_float64(ops: Ops) -> None:
+    check(ops, make_case([33000], [1], (32, 8, 128), torch.bfloat16))
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("position", [0, 1, 127, 128, 1000, 1998, 1999])
 def test_one_missing_key_of_a_long_row_exceeds_the_tolerance(ops: Ops, position: int, kv_dtype: torch.dtype) -> None:

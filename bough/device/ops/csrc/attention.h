@@ -308,7 +308,8 @@ struct Attention : Segments<T> {
             Unit& u = units[i];
             int64_t n = u.last_segment - u.first_segment, size = cost(u) * n;
             int64_t parts = target ? size / target : n;
-            if (n * apart_floats(u) * 4 > MAX_PARTIAL) parts = 1;
+            // A single row of many tokens may fill the memory; of many rows each has the share that its work has.
+            if (4.0 * n * apart_floats(u) * all > MAX_PARTIAL * size) parts = 1;
             parts = parts < 1 ? 1 : parts > n ? n : parts;
             u.pending = u.parts = (int)parts;
             for (int64_t p = 0; p < parts; ++p)

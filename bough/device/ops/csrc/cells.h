@@ -112,7 +112,7 @@ INLINE void write_cell(int dtype, const T* from, void* cells, float* scales, int
         }
         bool finite = largest < __builtin_inff();
         float scale = finite ? largest / 127.0f : __builtin_nanf("");
-        float divisor = finite && largest > 0 ? scale : __builtin_inff();
+        float divisor = finite && scale > 0 ? scale : __builtin_inff();
         for (int d = 0; d < dim; ++d) {
             float x = finite ? __builtin_rintf(widen(from[d]) / divisor) : 0;
             to[d] = (int8_t)(x > 127 ? 127 : x < -127 ? -127 : x);

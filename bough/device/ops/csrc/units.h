@@ -7,7 +7,7 @@ namespace {
 
 constexpr int MAX_QUERIES = 4 * LANES;
 constexpr int NARROW = 12;                  // queries up to which keys lie in the lanes
-constexpr int64_t MAX_PARTIAL = 4 << 20;    // bytes of partial results above which a unit is not cut
+constexpr double MAX_PARTIAL = 256 << 20;   // bytes that partial results of a call may take in each of its two stages
 
 inline int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
 

@@ -412,7 +412,7 @@ INLINE vf load_bytes(const int8_t* p) {
     return to_float(widen(x));
 }
 
-// Transposes WIDTH rows of `n` <= WIDTH words: to[word * stride + row] = rows[row][word].
+// Transposes WIDTH rows of `n` <= WIDTH words, of whatever type they are: to[word * stride + row] = rows[row][word].
 #if defined(__AVX512F__)
 INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
     __m512i r[16], t[16];
@@ -444,7 +444,7 @@ INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32
 INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
     if (n < 8) {
         for (int w = 0; w < n; ++w)
-            for (int i = 0; i < 8; ++i) to[w * stride + i] = rows[i][offset + w];
+            for (int i = 0; i < 8; ++i) memcpy(to + w * stride + i, rows[i] + offset + w, sizeof *to);
         return;
     }
     // Words 4h to 4h + 3 of rows i and i + 4 in the halves of a vector: no words then change halves.
@@ -466,7 +466,7 @@ INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32
 #else
 INLINE void transpose(const uint32_t* const* rows, int64_t offset, int n, uint32_t* to, int64_t stride) {
     for (int w = 0; w < n; ++w)
-        for (int i = 0; i < WIDTH; ++i) to[w * stride + i] = rows[i][offset + w];
+        for (int i = 0; i < WIDTH; ++i) memcpy(to + w * stride + i, rows[i] + offset + w, sizeof *to);
 }
 #endif
 
