@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import warnings
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from .serving import Server
 
@@ -33,6 +33,7 @@ class Cat(BaseModel):
 
 class Facts(BaseModel):
     furry: bool
+    tale: Annotated[str, Field(max_length=100)]
     lives: bool
 
 

@@ -26,18 +26,20 @@ def client(default: Server) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_the_capital_of_france(client: openai.OpenAI) -> None:
+# One of few questions whose answer rounding cannot change: asked for the capital of France first, the model is 0.25
+# nats from "L'Étoile, la Marseillaise", and llama.cpp answers that from the same file.
+def test_capitals(client: openai.OpenAI) -> None:
     model = client.models.list().data[0].id
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "What is the capital of Japan?"}]
     first = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40)
     text = first.choices[0].message.content
-    assert text is not None and "Paris" in text
+    assert text is not None and "Tokyo" in text
     assert first.choices[0].finish_reason == "stop"
     pieces = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40, stream=True)
     assert "".join(p.choices[0].delta.content or "" for p in pieces) == text
-    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And of Italy?"}]
+    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And of France?"}]
     second = client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=40)
-    assert "Rome" in (second.choices[0].message.content or "")
+    assert "Paris" in (second.choices[0].message.content or "")
     assert first.usage is not None and second.usage is not None
     details = second.usage.prompt_tokens_details
     assert details is not None and details.cached_tokens is not None
