@@ -27,3 +27,9 @@ def http(server: Running) -> Iterator[httpx.Client]:
 def client(server: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def hermes() -> Iterator[Running]:
+    with running_server(tool_parser="hermes", reasoning_parser="qwen3") as running:
+        yield running

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from .scripted import MODEL, Running, make_tokenizer, running_server
+from .scripted import MODEL, Running, make_tokenizer
 
 TOOLS: Any = [
     {
@@ -20,12 +20,6 @@ TOOLS: Any = [
 ]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 ANSWER = f"<think>\nIt asks for weather.\n</think>\n\nI look.\n{CALL}"
-
-
-@pytest.fixture(scope="module")
-def hermes() -> Iterator[Running]:
-    with running_server(tool_parser="hermes", reasoning_parser="qwen3") as running:
-        yield running
 
 
 @pytest.fixture

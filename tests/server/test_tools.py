@@ -1,8 +1,7 @@
-"""Tools and reasoning of chat completions as the openai client sees them, over a model whose answers are scripted."""
+"""Tools of chat completions as the openai client sees them, over a model whose answers are scripted."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -20,49 +19,14 @@ from bough.server.thinking import reasoning_of
 from bough.text.formats import AnswerFormat
 from bough.text.reasoning.families import of_tags
 
+from .answers import ASK, CALL, NOW, THOUGHT, TIME, TOOLS, WEATHER, answering, sent
 from .scripted import EOS, MODEL, Running, make_config, make_tokenizer, running_server
-
-ASK: Any = [{"role": "user", "content": "weather?"}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-TIME: Any = {"type": "function", "function": {"name": "get_time"}}
-TOOLS: Any = [WEATHER, TIME]
-CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
-NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-THOUGHT = "<think>\nIt asks for weather.\n</think>\n\n"
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def hermes() -> Iterator[Running]:
-    with running_server(tool_parser="hermes", reasoning_parser="qwen3") as running:
-        yield running
 
 
 @pytest.fixture
 def client(hermes: Running) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{hermes.url}/v1", api_key="none", max_retries=0) as made:
         yield made
-
-
-def answering(server: Running, *texts: str) -> dict[str, Any]:
-    """The fields of a request whose choices generate ``texts``."""
-    rid = f"tools-{next(_numbers)}"
-    for i, text in enumerate(texts):
-        server.client.answers[rid if len(texts) == 1 else f"{rid}-{i}"] = text
-    return {"model": MODEL, "messages": ASK, "n": len(texts), "extra_body": {"rid": rid}}
-
-
-def sent(server: Running, fields: dict[str, Any]) -> Any:
-    rid = fields["extra_body"]["rid"]
-    return next(r for r in server.client.seen if r.rid == rid)
 
 
 def test_calls(hermes: Running, client: openai.OpenAI) -> None:
@@ -147,72 +111,6 @@ def test_forced_calls_are_constrained(
     assert (")*" in constraint.text) == more
     # The model may think before it calls, as its prompt neither began nor forbade that.
     assert "thinking?" in constraint.text and sent(hermes, fields).reasoning is None
-
-
-def test_reasoning_that_the_prompt_began(hermes: Running, http: httpx.Client) -> None:
-    # The template of the scripted model puts the tag before the role of the answer, so this one ends with it.
-    messages = [*ASK, {"role": "assistant", "content": "<think>\nIt asks"}]
-    fields = answering(hermes, f" for weather.\n</think>\n\n{CALL}")
-    body = {**fields.pop("extra_body"), **fields, "messages": messages, "tools": TOOLS, "tool_choice": "required",
-            "continue_final_message": True, "add_generation_prompt": False}  # fmt: skip
-    answer = httpx.post(f"{hermes.url}/v1/chat/completions", json=body).json()
-    message = answer["choices"][0]["message"]
-    assert message["reasoning_content"] == message["reasoning"] == "for weather."
-    assert message["tool_calls"][0]["function"]["name"] == "get_weather"
-    request = next(r for r in hermes.client.seen if r.rid == body["rid"])
-    assert make_tokenizer().decode(request.reasoning.end) == "</think>" and "thinking" not in request.constraint.text
-
-
-@pytest.mark.parametrize("name", ["thinking_token_budget", "max_thinking_tokens"])
-def test_thinking_budget(hermes: Running, client: openai.OpenAI, name: str) -> None:
-    fields = answering(hermes, THOUGHT)
-    fields["extra_body"][name] = 7
-    client.chat.completions.create(**fields)
-    request, tokenizer = sent(hermes, fields), make_tokenizer()
-    # The prompt leaves open whether the model thinks.
-    assert request.reasoning.budget == 7 and tokenizer.decode(request.reasoning.begin) == "<think>"
-    assert tokenizer.decode(request.reasoning.end) == "</think>"
-    fields = answering(hermes, f"{THOUGHT}{CALL}")
-    fields["extra_body"][name] = 7
-    client.chat.completions.create(**fields, tools=TOOLS, tool_choice="required")
-    request = sent(hermes, fields)
-    assert request.reasoning.budget == 7 and request.constraint.kind == "grammar"
-    for value in (-1, "many"):
-        fields = answering(hermes, CALL)
-        fields["extra_body"][name] = value
-        with pytest.raises(openai.BadRequestError, match=name):
-            client.chat.completions.create(**fields)
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
-def test_thinking_budget_of_a_bare_prompt(hermes: Running, path: str) -> None:
-    decode = make_tokenizer().decode
-
-    def reasoning(prompt: str, **fields: Any) -> Any:
-        rid = f"bare-{next(_numbers)}"
-        sampling = fields.pop("sampling", {})
-        body = {"text": prompt, "sampling_params": sampling} if path == "/generate" else {"prompt": prompt, **sampling}
-        assert httpx.post(hermes.url + path, json={**body, **fields, "rid": rid}).status_code == 200
-        return next(r for r in hermes.client.seen if r.rid == rid).reasoning
-
-    for name in ("thinking_token_budget", "max_thinking_tokens"):
-        found = reasoning("so <think>\n", **{name: 7})
-        assert (found.budget, found.begin, decode(found.end)) == (7, (), "</think>")
-        found = reasoning("so", **{name: 0})
-        assert (found.budget, decode(found.begin)) == (0, "<think>")
-        assert reasoning("<think>so</think>", **{name: 7}) is None
-    constrained = {"regex": "[a-z ]*"}
-    assert reasoning("so <think>\n", sampling=constrained) is None
-    if path == "/generate":
-        found = reasoning("so <think>\n", sampling=constrained, require_reasoning=True)
-        assert (found.budget, found.begin, decode(found.end)) == (None, (), "</think>")
-
-
-def test_thinking_budget_of_a_model_that_does_not_think() -> None:
-    with running_server(tool_parser="none", reasoning_parser="none") as running:
-        body = {"model": MODEL, "messages": ASK, "thinking_token_budget": 5}
-        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body)
-        assert answer.status_code == 400 and answer.json()["error"]["param"] == "thinking_token_budget"
 
 
 def test_choice_none_hides_the_tools(hermes: Running, client: openai.OpenAI) -> None:
@@ -306,44 +204,6 @@ def test_legacy_functions(hermes: Running, client: openai.OpenAI) -> None:
     assert sent(hermes, fields).constraint.kind == "grammar" and chunks[-1].choices[0].finish_reason == "function_call"
 
 
-def test_reasoning(hermes: Running, client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**answering(hermes, f"{THOUGHT}Sunny."))
-    message = answer.choices[0].message
-    assert message.content == "Sunny." and message.model_extra is not None
-    assert message.model_extra["reasoning_content"] == message.model_extra["reasoning"] == "It asks for weather."
-    details = answer.usage.completion_tokens_details if answer.usage else None
-    ids = make_tokenizer().encode(THOUGHT.rstrip(), add_special=False)
-    assert details is not None and details.reasoning_tokens == len(ids)
-
-
-def test_stream_of_reasoning(hermes: Running, client: openai.OpenAI) -> None:
-    fields = answering(hermes, f"{THOUGHT}Sunny.")
-    usage: Any = {"include_usage": True}
-    chunks = list(client.chat.completions.create(**fields, stream=True, stream_options=usage))
-    deltas = [c.choices[0].delta for c in chunks if c.choices]
-    thoughts = [d.model_extra["reasoning_content"] for d in deltas if d.model_extra and "reasoning" in d.model_extra]
-    assert "".join(thoughts) == "It asks for weather." and len(thoughts) > 5
-    assert "".join(d.content or "" for d in deltas) == "Sunny."
-    details = chunks[-1].usage.completion_tokens_details if chunks[-1].usage else None
-    assert details is not None and details.reasoning_tokens == len(
-        make_tokenizer().encode(THOUGHT.rstrip(), add_special=False)
-    )
-
-
-def test_reasoning_options(hermes: Running, client: openai.OpenAI) -> None:
-    def deltas(**options: Any) -> list[Any]:
-        fields = answering(hermes, f"{THOUGHT}Sunny.")
-        fields["extra_body"] |= options
-        return [c.choices[0].delta for c in client.chat.completions.create(**fields, stream=True)]
-
-    whole = [d for d in deltas(stream_reasoning=False) if (d.model_extra or {}).get("reasoning")]
-    assert [d.model_extra["reasoning"] for d in whole] == ["It asks for weather."]
-    together = deltas(separate_reasoning=False)
-    assert "".join(d.content or "" for d in together) == f"{THOUGHT}Sunny."
-    without = deltas(include_reasoning=False)
-    assert "".join(d.content or "" for d in without) == "Sunny." and not any(d.model_extra for d in without)
-
-
 def test_past_calls_reach_the_template(hermes: Running, client: openai.OpenAI) -> None:
     fields = answering(hermes, "Sunny.")
     weather = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
@@ -395,15 +255,6 @@ def test_parse_function_call(hermes: Running) -> None:
     assert parse(text=CALL, tools=[TIME])["normal_text"] == CALL
     assert parse(text=CALL, tools=[TIME])["parse_error"]
     assert parse(text="x", tool_call_parser="unheard")["error"]["param"] == "tool_call_parser"
-
-
-def test_separate_reasoning(hermes: Running) -> None:
-    def separate(**body: Any) -> Any:
-        return httpx.post(f"{hermes.url}/separate_reasoning", json=body).json()
-
-    assert separate(text=f"{THOUGHT}Sunny.") == {"reasoning_text": "It asks for weather.", "text": "Sunny."}
-    assert separate(text="a</think>b", reasoning_parser="deepseek-r1") == {"reasoning_text": "a", "text": "b"}
-    assert separate(text="x", reasoning_parser="unheard")["error"]["param"] == "reasoning_parser"
 
 
 def test_unknown_parsers_stop_the_start() -> None:
