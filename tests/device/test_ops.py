@@ -147,6 +147,7 @@ def test_rope_kv_write_rounds_to_the_cells(ops: Ops, dim: int, dtype: torch.dtyp
     values[1] = 0.0
     values[2, 1, 3] = torch.nan
     values[3, 0, 0] = torch.inf
+    values[4, 1] = 1e-44  # of which a 127th is 0
     angles = randn(50, dim // 2, seed=1)
     table = torch.cat((angles.cos(), angles.sin()), -1)
     positions, out_loc = torch.arange(n).int(), torch.randperm(30)[:n].int()
@@ -156,12 +157,14 @@ def test_rope_kv_write_rounds_to_the_cells(ops: Ops, dim: int, dtype: torch.dtyp
     for cells, unrounded in zip(mine, wide):
         expected = empty_cells(30, kv_heads, dim, kv_dtype)
         write_cells(expected, out_loc, read_cells(unrounded, out_loc).to(dtype))
-        assert torch.equal(read_cells(cells, out_loc).nan_to_num(7.0), read_cells(expected, out_loc).nan_to_num(7.0))
+        for found, other in zip(tensors_of(cells), tensors_of(expected)):
+            assert torch.equal(found[out_loc].nan_to_num(7.0), other[out_loc].nan_to_num(7.0))
         if kv_dtype == torch.int8:
             exact = read_cells(unrounded, out_loc).double()
             step = exact.abs().amax(-1, keepdim=True) / 127
             error = (read_cells(cells, out_loc).double() - exact).abs()
-            assert (error <= 0.5001 * step).logical_or(~exact.isfinite().all(-1, keepdim=True)).all()
+            tiny = torch.finfo(torch.float32).tiny  # below it a scale has fewer bits
+            assert (error <= 0.5001 * step + tiny).logical_or(~exact.isfinite().all(-1, keepdim=True)).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
