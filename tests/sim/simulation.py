@@ -21,15 +21,15 @@ from bough.base.messages import ControlOp, ControlReply, Finish, ModelInfo, Outp
 from bough.base.plan import Ints
 from bough.grammar.compiler import GrammarCompiler
 from bough.kv.manager import CacheKind, KVManager, WindowSize
-from bough.scheduler.gates import GateState
 from bough.scheduler.loop import MAX_FAILURES, Scheduler
-from bough.scheduler.req import Req, Status
+from bough.scheduler.req import Status
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopMatcher
 
 from .adapters import BROKEN, FakeAdapters
 from .ahead import Ahead, as_message
 from .fairness import Fairness
+from .gates import ScriptedGate, refused_by_gates
 from .grammar import Background, FakeBackend, tags
 from .invariants import Checker
 from .oracle import CONTEXT, EOS, VOCAB, Expected, Letters, expect
@@ -64,38 +64,6 @@ class Reader:
     n_cached: int = 0
     finish: Finish | None = None
     aborted: bool = False
-
-
-class ScriptedGate:
-    """A Gate that opens, fails or refuses when the script says so."""
-
-    def __init__(self, index: int, arrivals: dict[int, Arrive], clock: Simulation) -> None:
-        self._index = index
-        self._arrivals = arrivals
-        self._clock = clock
-        self.work: dict[int, int] = {}
-        """By order of the request: the step at which it may pass."""
-
-    def _plan(self, req: Req) -> tuple[int, bool]:
-        gates = self._arrivals[req.seed].gates
-        return gates[self._index] if self._index < len(gates) else (0, False)
-
-    def start(self, req: Req) -> None:
-        delay, _ = self._plan(req)
-        if delay < 0:
-            raise InvalidRequest("the gate refuses")
-        self.work[req.order] = self._clock.steps + delay
-
-    def poll(self, req: Req) -> GateState:
-        if self._clock.steps < self.work.get(req.order, 0):
-            return GateState.PENDING
-        if req.order in self.work and self._plan(req)[1]:
-            raise InvalidRequest("the gate failed")
-        self.work.pop(req.order, None)
-        return GateState.READY
-
-    def cancel(self, req: Req) -> None:
-        self.work.pop(req.order, None)
 
 
 class Simulation:
@@ -248,7 +216,7 @@ class Simulation:
         need = len(request.ids) // 4 + (1 if request.params.max_tokens is None else request.params.max_tokens)
         if waiting >= self._settings.queue_requests:
             require(status == 429, "I11 queue", "{} got {} and {} wait", request.rid, status, waiting)
-        elif need > most or _refused_by_gates(arrival) or hopeless:
+        elif need > most or refused_by_gates(arrival) or hopeless:
             missing = request.namespace.adapter == BROKEN or self._pins
             require(status == 400 or missing, "I8 refusal", "{} got {}", request.rid, status)
         elif request.namespace.adapter != BROKEN and not self._pins:
@@ -502,16 +470,6 @@ class Simulation:
                 free_pages(freed)
 
             pages.free_pages = free_and_poison  # type: ignore[method-assign]
-
-
-def _refused_by_gates(arrival: Arrive) -> bool:
-    """A gate refuses, or fails at once and stands before every gate that is not open yet."""
-    if any(delay < 0 for delay, _ in arrival.gates):
-        return True
-    for delay, fails in arrival.gates:
-        if delay or fails:
-            return fails and not delay
-    return False
 
 
 def _stop_matcher(request: Request) -> StopMatcher:
