@@ -117,7 +117,7 @@ def _bough_version(tree: Path, settings: Settings) -> str:
 
 def bough(name: str, tree: Path, flags: Sequence[str] = ()) -> Engine:
     """The bough whose source is in ``tree``, served with these flags, too."""
-    formats = ("bf16", "int8", "int4", "q8_0", "q4_1")
+    formats = ("bf16", "int8", "int4", "q8_0", "q4_1", "q4_0")
     return Engine(name, formats, partial(bough_launch, tree, flags), partial(_bough_version, tree))
 
 

@@ -96,9 +96,10 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
 
 def _depth(device: Literal["cpu", "cuda"], threads: int | None, root: Path) -> Literal[0, 1]:
     """Whether the host works while the device computes: on a core that computes, it would take what it saves. Of four
-    workloads on two cores that both compute, a single stream is 19 % slower with it, JSON 22 %, chat is equal, and
-    independent requests are 4 % faster (benchmarks/results/depth.json). With one of two to spare, independent requests
-    are 4 % faster, the others equal within what repeats differed by (depth-spare.json)."""
+    workloads on two cores that both compute, JSON is 20 % slower with it, a single stream 5 %, chat equal but for its
+    first tokens (158 instead of 110 ms), and independent requests are 2 % faster (benchmarks/results/depth.json). With
+    one of two to spare, independent requests are 4 % faster, the others equal within what repeats differed by
+    (depth-spare.json)."""
     spare = threads is not None and threads < default_threads(root)
     return 1 if device == "cuda" or spare else 0
 
