@@ -195,6 +195,18 @@ def test_a_compiler_that_fails_is_quoted(fresh: Path, monkeypatch: pytest.Monkey
         build.cached_library()
 
 
+@pytest.mark.parametrize("knows", ["false", '[ "$1" = --version ]'])
+def test_of_a_compiler_that_fails_without_a_word_the_status_is_told(
+    knows: str, fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\n{knows} && exit 0\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    with pytest.raises(build.BuildError, match="ended with 3"):
+        build.cached_library()
+
+
 def knows_less(tmp_path: Path) -> tuple[Path, str]:
     """A compiler that writes files of one line and has no idea of the last variant, and that variant's name."""
     *_, name = build.variants()

@@ -208,7 +208,7 @@ def _compiler_digest() -> str:
     except OSError as error:
         raise BuildError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode != 0:
-        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
+        raise BuildError(f"{command[0]} failed: {_complaint(done.stderr, done.returncode)[-500:]}")
     return hashlib.sha256(done.stdout.encode()).hexdigest()[:8]
 
 
@@ -262,7 +262,7 @@ def _compile_variants(start: Start, compiler: list[str], folder: Path, at_once: 
         if process.returncode == 0:
             built[name] = target
             continue
-        complaint = errors.strip() or f"it ended with {process.returncode}"
+        complaint = _complaint(errors, process.returncode)
         if name == "generic":
             raise BuildError(f"{compiler[0]} cannot compile the kernels: {complaint[-500:]}")
         first = "\n".join(complaint.splitlines()[:COMPLAINT_LINES])
@@ -273,7 +273,12 @@ def _compile_variants(start: Start, compiler: list[str], folder: Path, at_once: 
 def _finish(process: subprocess.Popen[str]) -> None:
     _, errors = process.communicate(timeout=COMPILE_SECONDS)
     if process.returncode != 0:
-        raise BuildError(f"the compiler failed: {errors.strip()[-500:]}")
+        raise BuildError(f"the compiler failed: {_complaint(errors, process.returncode)[-500:]}")
+
+
+def _complaint(said: str, status: int) -> str:
+    """What a compiler said, or how it ended where it said nothing."""
+    return said.strip() or f"it ended with {status}"
 
 
 @contextlib.contextmanager
