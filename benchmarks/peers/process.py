@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,16 @@ def descendants(root: int) -> list[int]:
     for pid in tree:
         tree.extend(children.get(pid, []))
     return tree
+
+
+def await_usage(root: int, seconds: float, enough: Callable[[Usage, Usage], bool]) -> None:
+    """Wait until ``enough(now, a quarter of a second ago)`` holds for the tree below ``root``, at most ``seconds``."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        before = usage(root)
+        time.sleep(0.25)
+        if enough(usage(root), before):
+            return
 
 
 def resident_bytes(root: int) -> int:

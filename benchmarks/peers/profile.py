@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from datetime import date
 from pathlib import Path
 
 from benchmarks.peers.engines import Contender, Engine, Settings
 from benchmarks.peers.home import Unavailable
-from benchmarks.peers.process import descendants, usage
+from benchmarks.peers.process import await_usage, descendants, usage
 from benchmarks.peers.rows import Row
 from benchmarks.peers.running import Running, start
 from bough.bench.measures import measure
@@ -24,6 +23,7 @@ FORMATS = {16: "bf16", 8: "int8", 4: "int4"}
 IDLE_CORES = 0.1
 """Less than that is used by a server that has nothing to do."""
 IDLE_SECONDS = 10.0
+"""That a server has for what it does while nobody waits."""
 
 LINES = 20
 WIDTH = 118
@@ -44,23 +44,13 @@ def profile(row: Row, engine: Engine, kind: str | None, times: int, settings: Se
     try:
         small = {name: min(value, row.sizes[name]) for name, value in row.workload.warm.items()}
         running.run(row.work, row.sizes | small, "profile/warm-up", 600.0)
-        _await_idle(running.process.pid)
+        # A server that nobody waits for puts memory behind cells, which is none of the row's time.
+        await_usage(running.process.pid, IDLE_SECONDS, lambda now, before: now.cores(before) < IDLE_CORES)
         with tempfile.TemporaryDirectory() as folder:
             sampled = _sampled(row, running, times, Path(folder) / "perf.data")
         return f"bough {engine.version(settings)}, {date.today()}\n{sampled}"
     finally:
         running.process.stop()
-
-
-def _await_idle(pid: int) -> None:
-    """Until the server has done what it does while nobody waits, which is none of the row's time: memory is put behind
-    cells then. In the harness's rows peers have their turns meanwhile."""
-    end = time.monotonic() + IDLE_SECONDS
-    while time.monotonic() < end:
-        before = usage(pid)
-        time.sleep(0.5)
-        if usage(pid).cores(before) < IDLE_CORES:
-            return
 
 
 def _sampled(row: Row, running: Running, times: int, data: Path) -> str:

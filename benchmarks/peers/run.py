@@ -17,7 +17,7 @@ from benchmarks.peers.floors import WEIGHTS, Limits, floor, record, shape_of
 from benchmarks.peers.home import Unavailable
 from benchmarks.peers.limits import measure as measure_limits
 from benchmarks.peers.limits import middle
-from benchmarks.peers.process import Usage, resident_bytes, usage
+from benchmarks.peers.process import Usage, await_usage, resident_bytes, usage
 from benchmarks.peers.rows import BITS, GOAL_MACHINE, Row
 from benchmarks.peers.running import Running, start
 from bough.bench import machine
@@ -249,20 +249,12 @@ def _cleanest(row: Row, contender: Contender, field: Field, plan: Plan, seed: st
     """Run until others kept quiet, each time with fresh text, or out of tries; the quietest run counts."""
     tries = []
     for attempt in range(plan.retries + 1):
-        _await_quiet(field.running[contender].process.pid, plan)
+        pid = field.running[contender].process.pid
+        await_usage(pid, plan.quiet_wait, lambda now, before: now.foreign(before) <= plan.max_foreign)
         tries.append(_once(row, contender, field, plan, row.sizes, f"{seed}/{attempt}"))
         if tries[-1][0]["foreign_cores"] <= plan.max_foreign or tries[-1][0]["errors"]:
             break
     return min(tries, key=lambda t: t[0]["foreign_cores"])
-
-
-def _await_quiet(pid: int, plan: Plan) -> None:
-    end = time.monotonic() + plan.quiet_wait
-    while time.monotonic() < end:
-        before = usage(pid)
-        time.sleep(0.25)
-        if usage(pid).foreign(before) <= plan.max_foreign:
-            return
 
 
 def _once(

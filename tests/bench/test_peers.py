@@ -17,7 +17,7 @@ from benchmarks.peers.dialects import SeedlessClient, TransformersClient, joined
 from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, unique
 from benchmarks.peers.home import ROOT, Home, Unavailable
 from benchmarks.peers.models import SHAPE_1B, interleave_rows
-from benchmarks.peers.process import Process, descendants, free_port, usage
+from benchmarks.peers.process import Process, Usage, await_usage, descendants, free_port, usage
 from benchmarks.peers.profile import profile_path
 from benchmarks.peers.run import Plan, blocks, competes, run
 from bough.bench.measures import Call
@@ -336,6 +336,28 @@ def test_rows_by_pattern() -> None:
     assert rows.ROWS["1b/rag/bf16"].sizes["requests"] == 24
     with pytest.raises(ValueError, match="nope"):
         rows.select("135m/rag/bf16,nope")
+
+
+def test_waiting_for_a_server_ends_when_it_is_idle_or_too_late(tmp_path: Path) -> None:
+    looks: list[float] = []
+
+    def idle(now: Usage, before: Usage) -> bool:
+        looks.append(now.cores(before))
+        return looks[-1] < 0.1
+
+    busy = Process([sys.executable, "-S", "-c", "while True: pass"], tmp_path / "busy")
+    try:
+        await_usage(busy.pid, 1.0, idle)
+        assert len(looks) >= 2 and min(looks[1:]) >= 0.1, "it was given up"
+    finally:
+        busy.stop()
+    looks.clear()
+    waiting = Process(["sleep", "60"], tmp_path / "waiting")
+    try:
+        await_usage(waiting.pid, 60.0, idle)
+        assert looks[-1] < 0.1 and len(looks) < 20
+    finally:
+        waiting.stop()
 
 
 def test_processes_are_waited_for_watched_and_ended(tmp_path: Path) -> None:
