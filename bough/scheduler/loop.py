@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from bough.scheduler.adapters import Adapters
 from bough.scheduler.background import Background, made
 from bough.scheduler.commit import Committer, terminal
 from bough.scheduler.constraints import Compiler, Constraints, reason_of
+from bough.scheduler.deadlines import Deadlines
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
 from bough.scheduler.policy import POLICIES
@@ -126,7 +126,7 @@ class Scheduler:
         self._at_gates = False
         self._in_flight: deque[tuple[Flight, Pending]] = deque()
         self._reqs: dict[str, Req] = {}
-        self._deadlines: list[tuple[float, int, str]] = []
+        self._deadlines = Deadlines(self._reqs)
         self._arrivals = 0
         self._steps = self._aborted = self._rejected = self._ended_early = 0
         self._timings = Timings([], [], [])
@@ -140,7 +140,8 @@ class Scheduler:
         """One turn: plan, launch, and commit what is done. Blocks only on the device."""
         began = self._clock()
         self._programs.tick(began)
-        self._expire(began)
+        for req in self._deadlines.pop_due(began):
+            self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
         self._open_gates()
         if self._in_flight and self._constraints.jumpy():
             self._commit_all()
@@ -282,11 +283,7 @@ class Scheduler:
             self._queue.push(req)
         self._reqs[request.rid] = req
         if request.timeout is not None:
-            heapq.heappush(self._deadlines, (req.deadline, req.order, request.rid))
-            if len(self._deadlines) > 64 + 2 * len(self._reqs):
-                # Most have ended long before their deadlines: sweep them, at O(1) per arrival.
-                self._deadlines = [d for d in self._deadlines if (r := self._reqs.get(d[2])) and r.order == d[1]]
-                heapq.heapify(self._deadlines)
+            self._deadlines.push(req)
 
     def _prefetch(self, message: Prefetch) -> None:
         """Compute what a program will append, some time. Raises InvalidRequest for what no request could be."""
@@ -397,13 +394,6 @@ class Scheduler:
             self._ended_early += 1
             self._news.append(terminal(req, finish))
         self._drop(req)
-
-    def _expire(self, now: float) -> None:
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, order, rid = heapq.heappop(self._deadlines)
-            req = self._reqs.get(rid)
-            if req is not None and req.order == order:
-                self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
 
     def _open_gates(self) -> None:
         self._adapters.advance()

@@ -66,7 +66,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
     events: list[Event] = [arrive(2 * i, i + 1, f"r{i}", max_tokens=1, timeout=1e6) for i in range(300)]
     simulation = Simulation(Script(SETTINGS, events))
     simulation.run()
-    assert len(simulation.scheduler._deadlines) < 100
+    assert len(simulation.scheduler._deadlines._heap) < 100
 
 
 def test_a_prompt_that_fails_says_nothing_of_what_it_forces() -> None:

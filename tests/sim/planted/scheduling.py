@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bough.scheduler import commit, loop, policy
 from bough.scheduler.commit import Committer
+from bough.scheduler.deadlines import Deadlines
 from bough.scheduler.loop import Scheduler
 from bough.scheduler.planner import Planner
 from bough.scheduler.policy import KeyPolicy
@@ -286,16 +287,16 @@ ORDER = (
     simple(
         "timeout_ignored_while_waiting",
         "a request waited past its deadline",
-        Scheduler,
-        "_expire",
-        "and req.order == order",
-        "and req.status is Status.RUNNING",
+        Deadlines,
+        "pop_due",
+        "is not None:",
+        "is not None and req.row >= 0:",
     ),
     simple(
         "timeout_of_a_reused_id",
         "a new request inherited the deadline of an old one",
-        Scheduler,
-        "_expire",
+        Deadlines,
+        "_live",
         "and req.order == order",
         "",
     ),
