@@ -49,7 +49,42 @@ class Peer:
     @property
     def label(self) -> str:
         """The contender, with month, day and time of the run if it is another."""
-        return f"{self.contender}, {self.run[5:16].replace('T', ' ')}" if self.run else self.contender
+        return _label(self.contender, self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Milliseconds that bough's clients and those of the best peer waited, in one run; ``run`` as of :class:`Peer`.
+
+    Attributes:
+        ours: None if bough did not finish, or the row knows no such wait.
+        contender: the peer; empty if none finished beside bough.
+        best: its milliseconds.
+    """
+
+    ours: float | None
+    contender: str = ""
+    best: float | None = None
+    run: str = ""
+
+    @property
+    def of_best(self) -> str:
+        """The peer's figure, and who it is."""
+        return f"{self.best:.4g} ({_label(self.contender, self.run)})" if self.best is not None else ""
+
+    @property
+    def factor(self) -> float:
+        """How many times longer bough's clients waited; 0 if there is nobody to compare with."""
+        return self.ours / self.best if self.ours and self.best else 0.0
+
+    @property
+    def met(self) -> str:
+        """Whether bough's clients waited no longer: yes, no, or - if there is nobody to compare with."""
+        return "-" if self.ours is None or self.best is None else "yes" if self.ours <= self.best else "no"
+
+
+def _label(contender: str, run: str) -> str:
+    return f"{contender}, {run[5:16].replace('T', ' ')}" if run else contender
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +161,12 @@ def standings(reports: Sequence[Mapping[str, Any]]) -> dict[str, Standing]:
     each was last measured."""
     found = {}
     for name, (at, row) in _last(reports).items():
-        peers = [replace(p, run="" if i == at else reports[i]["machine"]["date"]) for i, p in _measured(reports, name)]
+        peers = [
+            replace(peer, run=run)
+            for contender, run, there in _finished_beside(reports, name, at)
+            for peer in _peers(there)
+            if peer.contender == contender
+        ]
         found[name] = _against(name, row, [*peers, *_recorded(name, row)])
     return found
 
@@ -159,10 +199,15 @@ def _recorded(name: str, row: Mapping[str, Any]) -> list[Peer]:
     return [Peer(RECORDED, recorded / row["goal_machine_floor_s"] * row["floor_s"], ours[1], row["floor_s"])]
 
 
-def _measured(reports: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, Peer]]:
-    """(which report, peer) for all that finished a row, each where it did last."""
-    rows = [(i, report["rows"].get(name, {})) for i, report in enumerate(reports)]
-    found = {peer.contender: (i, peer) for i, row in rows if "floor_s" in row for peer in _peers(row)}
+def _finished_beside(
+    reports: Sequence[Mapping[str, Any]], name: str, at: int
+) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """(peer, date, row) where each last finished a row beside bough; no date if that is report ``at``."""
+    found = {}
+    for i, report in enumerate(reports):
+        row = report["rows"].get(name, {})
+        for peer in _peers(row) if "floor_s" in row else []:
+            found[peer.contender] = (peer.contender, "" if i == at else report["machine"]["date"], row)
     return list(found.values())
 
 
@@ -190,7 +235,7 @@ def _fastest(seconds: Mapping[str, float]) -> tuple[str, float] | None:
 
 def markdown(report: Mapping[str, Any]) -> str:
     """All tables of a run."""
-    parts = [_machine(report), _summary(report), _latencies(report), _gains([report]), _versions(report)]
+    parts = [_machine(report), _summary(report), _latencies([report]), _gains([report]), _versions(report)]
     parts += [f"### {name}\n\n{_details(name, row)}" for name, row in report["rows"].items() if "floor_s" in row]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -220,33 +265,40 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines))
 
 
-def _latencies(report: Mapping[str, Any]) -> str:
-    """Time to the first token and the longest gaps: of bough's fastest form, beside the least of any peer."""
+def _latencies(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Time to the first token and the longest gaps: of bough's fastest form, beside the peer that is best in them."""
     lines = []
-    for name, row in report["rows"].items():
-        pairs = _waits(row)
-        figures = ["" if figure is None else f"{figure:.4g}" for pair in pairs for figure in pair]
-        met = [_as_good(*pair) for pair in pairs]
-        lines.append([name, *figures, " / ".join(met) if set(met) != {"-"} else ""])
+    for name, waits in _waits(reports).items():
+        shown = [text for wait in waits for text in ("" if wait.ours is None else f"{wait.ours:.4g}", wait.of_best)]
+        met = [wait.met for wait in waits]
+        lines.append([name, *shown, " / ".join(met) if set(met) != {"-"} else ""])
     heads = ["row", *(f"{who}: {n}" for n in JUDGED.values() for who in ("bough", "best of the peers")), "met"]
     return _table(heads, lines)
 
 
-def _waits(row: Mapping[str, Any]) -> list[tuple[float | None, float | None]]:
-    """(of bough's fastest form, the least of any peer) for each of ``JUDGED``."""
-    medians = {c: row["cells"][c]["median"] for c in finished(row)}
-    fastest = _fastest({c: m["seconds"] for c, m in medians.items() if c.startswith("bough")})
-    return [
-        (
-            medians[fastest[0]].get(key) if fastest else None,
-            min((m[key] for c, m in medians.items() if key in m and not c.startswith("bough")), default=None),
-        )
-        for key in JUDGED
-    ]
+def _waits(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[Wait]]:
+    """Row -> a wait for each of ``JUDGED``: beside the peer that did best against bough where each was last measured,
+    of bough's last run where there is none."""
+    found = {}
+    for name, (at, row) in _last(reports).items():
+        medians = [
+            (c, run, there, there["cells"][c]["median"]) for c, run, there in _finished_beside(reports, name, at)
+        ]
+        found[name] = [
+            max(
+                (Wait(_own(there, key), c, median[key], run) for c, run, there, median in medians if key in median),
+                key=lambda wait: wait.factor,
+                default=Wait(_own(row, key)),
+            )
+            for key in JUDGED
+        ]
+    return found
 
 
-def _as_good(ours: float | None, best: float | None) -> str:
-    return "-" if ours is None or best is None else "yes" if ours <= best else "no"
+def _own(row: Mapping[str, Any], key: str) -> float | None:
+    """Of bough's fastest form in a row."""
+    ours = _ours(row)
+    return row["cells"][ours[0]]["median"].get(key) if ours else None
 
 
 def _gains(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -323,6 +375,7 @@ def _details(name: str, row: Mapping[str, Any]) -> str:
     figures: dict[str, dict[str, float]] = {}
     cells = row["cells"] | {f"beside them, {c}": cell for c, cell in row.get("wide", {}).items()}
     notes = [f"- {c}: {cell['note']}" for c, cell in cells.items() if cell.get("note")]
+    notes += [_disturbed(c, cell) for c, cell in cells.items() if cell.get("disturbed")]
     for contender, cell in cells.items():
         if "median" in cell:
             figures[contender] = {
@@ -342,6 +395,12 @@ def _details(name: str, row: Mapping[str, Any]) -> str:
         f"{limits.bf16_gflop_s:.0f} GFLOP/s in bf16 and {limits.int8_gop_s:.0f} GOP/s in int8."
     )
     return "\n\n".join([about, shown, *(["\n".join(notes)] if notes else [])])
+
+
+def _disturbed(contender: str, cell: Mapping[str, Any]) -> str:
+    count, runs = cell["disturbed"], len(cell["repeats"])
+    told = f"{count} of {runs} runs, which do not count" if count < runs else "every run"
+    return f"- {contender}: other programs disturbed {told}"
 
 
 def _limits(row: Mapping[str, Any]) -> Limits:
@@ -382,9 +441,9 @@ def publish(folder: Path, output: Path) -> None:
         "peers. The first table and the pictures take bough from the last of its runs that has any, and each peer "
         "beside bough as both were last measured together: the best is the one that bough led by least, or that led "
         "bough by most, and month, day and time name that run where it is another. The lead is the ratio of seconds in "
-        "that run. First tokens and gaps are beside peers of bough's run. What later runs have measured again in every "
-        "way is left out. Where rows read more than they multiply, the floor is as certain as the rate at which the "
-        "machine reads, which is between the two that are given with each row.",
+        "that run; first tokens and gaps are judged alike, both as measured there. What later runs have measured again "
+        "in every way is left out. Where rows read more than they multiply, the floor is as certain as the rate at "
+        "which the machine reads, which is between the two that are given with each row.",
     ]
     if (about := folder / "about.md").exists():
         parts.append(about.read_text().strip())
@@ -400,13 +459,13 @@ def publish(folder: Path, output: Path) -> None:
     parts += [
         "## Every row: bough as last measured beside a peer, or alone if it never was, and the best peer",
         _table(SUMMARY, [_line(name, s) for name, s in judged.items()]),
-        _latencies({"rows": last}),
+        _latencies(every),
         "## Fewer bits beside bfloat16, as last measured in one run",
         _gains(reports),
     ]
     parts += [f"## {report['machine']['date']}\n\n{markdown(report)}" for report in reports if report["rows"]]
     missed = {name for name, s in judged.items() if False in (s.met or ())}
-    missed |= {name for name, row in last.items() if "no" in [_as_good(*pair) for pair in _waits(row)]}
+    missed |= {name for name, waits in _waits(every).items() if "no" in [wait.met for wait in waits]}
     missed |= {gain.row for gain in _gained(reports) if gain.met is False}
     parts += _profiles(missed, folder)
     output.write_text("\n\n".join(parts))

@@ -60,17 +60,23 @@ class Plan:
 class Cell:
     """What one contender did in one row."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_foreign: float) -> None:
         self.repeats: list[Figures] = []
         self.note: str | None = None
+        self._max_foreign = max_foreign
 
     def result(self) -> dict[str, Any]:
-        """JSON-ready; ``spread`` is (largest - smallest) / median of the seconds."""
+        """JSON-ready: ``median`` of the repeats that others did not disturb, of all if there are none of these, and
+        their ``spread``, (largest - smallest) / median of the seconds; ``disturbed`` is how many others did."""
         found: dict[str, Any] = {"repeats": self.repeats}
-        seconds = [f["seconds"] for f in self.repeats if "seconds" in f]
+        quiet = [f for f in self.repeats if f["foreign_cores"] <= self._max_foreign]
+        counted = quiet or self.repeats
+        seconds = [f["seconds"] for f in counted if "seconds" in f]
         if seconds:
-            found["median"] = medians(self.repeats)
+            found["median"] = medians(counted)
             found["spread"] = round((max(seconds) - min(seconds)) / found["median"]["seconds"], 3)
+        if disturbed := len(self.repeats) - len(quiet):
+            found["disturbed"] = disturbed
         if self.note:
             found["note"] = self.note
         return found
@@ -195,7 +201,7 @@ def run_row(
 
     With what the machine could do before, between and after the repeats.
     """
-    cells = {c: Cell() for c in contenders}
+    cells = {c: Cell(plan.max_foreign) for c in contenders}
     for contender, cell in cells.items():
         if not field.revive(contender):
             cell.note = "could not be started again"

@@ -19,7 +19,7 @@ from benchmarks.peers.home import ROOT, Home, Unavailable
 from benchmarks.peers.models import SHAPE_1B, interleave_rows
 from benchmarks.peers.process import Process, Usage, await_usage, descendants, free_port, usage
 from benchmarks.peers.profile import profile_path
-from benchmarks.peers.run import Plan, blocks, competes, run
+from benchmarks.peers.run import Cell, Plan, blocks, competes, run
 from bough.bench.measures import Call
 from bough.weights.gguf_model import restore_rows
 
@@ -140,7 +140,46 @@ def test_first_tokens_and_gaps_are_judged_of_the_fastest_form() -> None:
         ik_q8_0=cell(3.0, ttft_ms_p50=30.0, itl_ms_p99=8.0),
         llamacpp_q8_0=cell(4.0, ttft_ms_p50=90.0),
     )
-    assert "| 135m/batch1/int8 | 40 | 30 | 8 | 8 | no / yes |" in report.markdown(found)
+    shown = "| 135m/batch1/int8 | 40 | 30 (ik q8_0) | 8 | 8 (ik q8_0) | no / yes |"
+    assert shown in report.markdown(found)
+
+
+def test_first_tokens_and_gaps_are_judged_where_each_peer_was_last_measured(tmp_path: Path) -> None:
+    import json
+
+    name = "135m/batch1/int8"
+    ours = {"ttft_ms_p50": 20.0, "itl_ms_p99": 8.0}
+    reports = [
+        dated("2026-11-27T05:09:23Z", result(name, bough_int8=cell(1.0, **ours), ik_q8_0=cell(3.0, ttft_ms_p50=10.0))),
+        dated("2026-11-27T18:40:31Z", result(name, bough_int8=cell(1.0, **ours | {"ttft_ms_p50": 50.0}),
+                                             openvino_int8=cell(3.0, ttft_ms_p50=30.0, itl_ms_p99=9.0))),
+        dated("2026-11-27T19:00:00Z", result(name, bough_int8=cell(1.0, ttft_ms_p50=99.0, itl_ms_p99=99.0))),
+    ]  # fmt: skip
+    for i, found in enumerate(reports):
+        (tmp_path / f"peers-{i}.json").write_text(json.dumps(found))
+    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
+    text = (tmp_path / "docs" / "performance.md").read_text()
+    every = text.split("## Every row")[1].split("\n## ")[0]
+    assert f"| {name} | 20 | 10 (ik q8_0, 11-27 05:09) | 8 | 9 (openvino int8) | no / yes |" in every
+    assert f"| {name} | 50 | 30 (openvino int8) | 8 | 9 (openvino int8) | no / yes |" in text, "a run has its own"
+    assert f"| {name} | 99 |  | 99 |  |  |" in text, "nobody to compare with"
+
+
+def test_disturbed_repeats_do_not_count_where_there_are_others() -> None:
+    def after(*repeats: tuple[float, float]) -> dict[str, Any]:
+        cell = Cell(max_foreign=0.15)
+        cell.repeats += [{"seconds": seconds, "foreign_cores": foreign} for seconds, foreign in repeats]
+        return cell.result()
+
+    assert after((1.0, 0.0), (1.2, 0.1))["median"]["seconds"] == 1.1
+    some = after((1.0, 0.0), (9.0, 0.5), (1.2, 0.1))
+    assert (some["median"]["seconds"], some["spread"], some["disturbed"]) == (1.1, 0.182, 1)
+    every = after((8.0, 0.4), (9.0, 0.5))
+    assert (every["median"]["seconds"], every["disturbed"]) == (8.5, 2)
+    beside = result("135m/rag/bf16", bough_bf16=cell(1.0) | some, vllm_bf16=cell(1.0) | every)
+    text = report.markdown(beside)
+    assert "- bough bf16: other programs disturbed 1 of 3 runs, which do not count" in text
+    assert "- vllm bf16: other programs disturbed every run" in text and "disturbed" not in after((1.0, 0.0))
 
 
 def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
