@@ -89,7 +89,7 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
             rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
     }
     if constexpr (Tile::WIDE > 0)
-        for (; are_wide(n) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
+        for (; are_wide(n, input_words(l)) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
             rows_of_panels<Tile, WIDE_PANELS, Tile::WIDE>(l, x, n, panel, after(panel + WIDE_PANELS), out, out_stride);
     if constexpr (Tile::FEW > 0)
         for (; n <= Tile::FEW && panel + FEW_PANELS <= end; panel += FEW_PANELS)
@@ -191,7 +191,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
                ceil_div(input_words(l), TILE_WORDS);
 #endif
     const bool single = !dense && n <= single_rows(has_four_bits(l));
-    const bool wide = (dense || rotated) && are_wide(n);
+    const bool wide = (dense || rotated) && are_wide(n, input_words(l));
     const int64_t at_a_time = single ? are_few_long(n, l.n_in) ? LONG_PANELS : 1
                               : wide ? WIDE_PANELS
                               : dense && n <= FEW_DENSE_ROWS ? FEW_PANELS

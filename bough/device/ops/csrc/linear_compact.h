@@ -19,8 +19,9 @@ constexpr int HALVES = 2 * PANEL;               // values of a word
 constexpr int CODES = 16;
 constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
 
-// More rows than these leave memory so much time that spreading is what they would wait for.
-constexpr int64_t COMPACT_ROWS = 4, WIDE_COMPACT_ROWS = 8;
+// More rows than these leave memory so much time that spreading is what they would wait for: than one pass takes, unless
+// vectors are multiplied two at a time.
+constexpr int64_t COMPACT_ROWS = LINEAR_ROWS, WIDE_COMPACT_ROWS = 8;
 INLINE int64_t compact_rows() { return multiplies_twice ? WIDE_COMPACT_ROWS : COMPACT_ROWS; }
 
 INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }

@@ -35,15 +35,19 @@ INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS
 // So few rows have too few chains of sums in work with one panel at a time.
 constexpr int FEW_DENSE_ROWS = WIDTH == 8 ? 2 : 0, FEW_PANELS = 2;
 
-// Rows that one pass multiplies with fewer dense panels where products cost little: then it counts that the panels are read
-// once for all rows.
+// Rows that one pass multiplies with fewer dense panels, which are read once for all of them: where products cost little, or
+// where so many rows stay in the first cache. Others are faster read from the second cache for more panels at a time.
 #if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
 constexpr int WIDE_ROWS = 12;
 #else
 constexpr int WIDE_ROWS = 0;
 #endif
 constexpr int WIDE_PANELS = 2;
-INLINE bool are_wide(int64_t rows) { return multiplies_twice && rows > LINEAR_ROWS && rows <= 2 * WIDE_ROWS; }
+constexpr int64_t MOST_WIDE_WORDS = 9 << 10;    // of the rows of a pass
+INLINE bool are_wide(int64_t rows, int64_t words) {
+    if (rows <= LINEAR_ROWS || rows > 2 * WIDE_ROWS) return false;
+    return multiplies_twice || (rows > WIDE_ROWS ? ceil_div(rows, 2) : rows) * words <= MOST_WIDE_WORDS;
+}
 
 // One chain of sums for each row does not keep up with memory, so that dense weights of few rows are read as several
 // panels, too. Their lines are asked for this far ahead of their use: into the second-level cache, as the first has no
