@@ -112,9 +112,12 @@ class Standing:
 
     @property
     def met(self) -> tuple[bool, bool | None] | None:
-        """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure."""
-        if self.goal is None or self.ours is None or self.aim is None:
+        """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure. Who does
+        not finish reaches none."""
+        if self.goal is None or self.aim is None:
             return None
+        if self.ours is None:
+            return False, False
         return self.ours[1] <= self.aim, None if self.factor is None else self.factor >= self.goal.over_peer
 
 
@@ -212,8 +215,13 @@ def _finished_beside(
 
 
 def _last(reports: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, Mapping[str, Any]]]:
-    """Row -> (which report, the row) as it was last measured beside others, or alone if it never was."""
-    rows = [(name, (i, row)) for i, r in enumerate(reports) for name, row in r["rows"].items() if "floor_s" in row]
+    """Row -> (which report, the row) as bough last tried it beside others, or alone if it never did."""
+    rows = [
+        (name, (i, row))
+        for i, report in enumerate(reports)
+        for name, row in report["rows"].items()
+        if "floor_s" in row and any(contender.startswith("bough") for contender in row["cells"])
+    ]
     found = dict(sorted(rows, key=lambda item: has_peers(item[1][1])))
     return {name: found[name] for name in ROWS if name in found}
 
@@ -278,9 +286,12 @@ def _latencies(reports: Sequence[Mapping[str, Any]]) -> str:
 
 def _waits(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[Wait]]:
     """Row -> a wait for each of ``JUDGED``: beside the peer that did best against bough where each was last measured,
-    of bough's last run where there is none."""
+    of bough's last run where there is none, or where it did not finish."""
     found = {}
     for name, (at, row) in _last(reports).items():
+        if _ours(row) is None:
+            found[name] = [Wait(None) for _ in JUDGED]
+            continue
         medians = [
             (c, run, there, there["cells"][c]["median"]) for c, run, there in _finished_beside(reports, name, at)
         ]

@@ -225,7 +225,8 @@ def _turned(contenders: list[tuple[Contender, Cell]], by: int) -> list[tuple[Con
 def _hopeless(cell: Cell, cells: Iterable[Cell], plan: Plan) -> bool:
     """Whether repeats would only tell more precisely how far behind the contender is."""
     first = [c.repeats[0]["seconds"] for c in cells if c.repeats and "seconds" in c.repeats[0]]
-    return cell.repeats[0].get("seconds", 0.0) > plan.behind * min(first, default=0.0)
+    quiet = cell.repeats[0]["foreign_cores"] <= plan.max_foreign
+    return quiet and cell.repeats[0].get("seconds", 0.0) > plan.behind * min(first, default=0.0)
 
 
 def _attempt(row: Row, contender: Contender, field: Field, plan: Plan, cell: Cell, repeat: int | None) -> None:
@@ -252,13 +253,16 @@ def _attempt(row: Row, contender: Contender, field: Field, plan: Plan, cell: Cel
 
 
 def _cleanest(row: Row, contender: Contender, field: Field, plan: Plan, seed: str) -> tuple[Figures, str | None]:
-    """Run until others kept quiet, each time with fresh text, or out of tries; the quietest run counts."""
+    """Run until others kept quiet, each time with fresh text, or out of tries; the quietest run counts, or one with
+    errors."""
     tries = []
     for attempt in range(plan.retries + 1):
         pid = field.running[contender].process.pid
         await_usage(pid, plan.quiet_wait, lambda now, before: now.foreign(before) <= plan.max_foreign)
         tries.append(_once(row, contender, field, plan, row.sizes, f"{seed}/{attempt}"))
-        if tries[-1][0]["foreign_cores"] <= plan.max_foreign or tries[-1][0]["errors"]:
+        if tries[-1][0]["errors"]:
+            return tries[-1]
+        if tries[-1][0]["foreign_cores"] <= plan.max_foreign:
             break
     return min(tries, key=lambda t: t[0]["foreign_cores"])
 

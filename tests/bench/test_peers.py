@@ -165,6 +165,17 @@ def test_first_tokens_and_gaps_are_judged_where_each_peer_was_last_measured(tmp_
     assert f"| {name} | 99 |  | 99 |  |  |" in text, "nobody to compare with"
 
 
+def test_a_bough_that_fails_misses_its_goals_whatever_was_before() -> None:
+    name = "135m/rag/bf16"
+    good = result(name, bough_bf16=cell(1.0, ttft_ms_p50=9.0), vllm_bf16=cell(5.0, ttft_ms_p50=10.0))
+    failed = result(name, bough_bf16={"repeats": [], "note": "HTTP 500: died"}, vllm_bf16=cell(5.0, ttft_ms_p50=10.0))
+    alone = result(name, vllm_bf16=cell(4.0))
+    assert report.standings([good, alone])[name].met == (True, True), "nobody tried bough there"
+    judged = report.standings([good, failed])[name]
+    assert judged.ours is None and judged.met == (False, False)
+    assert "no / no" in report.markdown(failed) and "yes" not in report.markdown(failed)
+
+
 def test_disturbed_repeats_do_not_count_where_there_are_others() -> None:
     def after(*repeats: tuple[float, float]) -> dict[str, Any]:
         cell = Cell(max_foreign=0.15)
