@@ -141,13 +141,16 @@ INLINE void mix_fours(const uint32_t* weights, int weights_stride, const int8_t*
     vu x[N];
     for (int r = 0; r < 2 * R; ++r)
         for (int v = 0; v < N; ++v) acc[r][v] = vi{};
-    for (int i = 0; i < inner; ++i) {
-        beside.step();
-        load_fours<N>(rows + 4 * i, head + at, x);
+    for (int first = 0; first < inner; first += WORD_STEPS) {
+        const int end = first + WORD_STEPS < inner ? first + WORD_STEPS : inner;
+        beside.step(end - first);
+        for (int i = first; i < end; ++i) {
+            load_fours<N>(rows + 4 * i, head + at, x);
 #pragma GCC unroll 8
-        for (int r = 0; r < 2 * R; ++r)
+            for (int r = 0; r < 2 * R; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < N; ++v) acc[r][v] = dot_bytes(acc[r][v], weights[r * weights_stride + i], x[v]);
+                for (int v = 0; v < N; ++v) acc[r][v] = dot_bytes(acc[r][v], weights[r * weights_stride + i], x[v]);
+        }
     }
     for (int r = 0; r < R; ++r) {
         vf value[N];

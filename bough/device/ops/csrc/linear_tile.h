@@ -36,14 +36,14 @@ INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS
 constexpr int FEW_DENSE_ROWS = WIDTH == 8 ? 2 : 0, FEW_PANELS = 2;
 
 // Rows that one pass multiplies with fewer dense panels, which are read once for all of them: where products cost little, or
-// where so many rows stay in the first cache. Others are faster read from the second cache for more panels at a time.
+// where so many rows hardly exceed the first cache. Others are faster read from the second cache for more panels at a time.
 #if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
 constexpr int WIDE_ROWS = 12;
 #else
 constexpr int WIDE_ROWS = 0;
 #endif
 constexpr int WIDE_PANELS = 2;
-constexpr int64_t MOST_WIDE_WORDS = 9 << 10;    // of the rows of a pass
+constexpr int64_t MOST_WIDE_WORDS = 9 << 10;    // of the rows of a pass: 36 KB
 INLINE bool are_wide(int64_t rows, int64_t words) {
     if (rows <= LINEAR_ROWS || rows > 2 * WIDE_ROWS) return false;
     return multiplies_twice || (rows > WIDE_ROWS ? ceil_div(rows, 2) : rows) * words <= MOST_WIDE_WORDS;

@@ -37,14 +37,17 @@ INLINE void mix_block(const bf16* weights, const bf16* const* rows, int64_t head
     vf acc[R][N], x[N];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < N; ++v) acc[r][v] = loadf(out + r * stride + at + v * WIDTH);
-    for (int i = 0; i < inner; ++i) {
-        ahead.step();
-        load_values<N>(rows, i, head + at, x);
+    for (int first = 0; first < inner; first += WORD_STEPS) {
+        const int end = first + WORD_STEPS < inner ? first + WORD_STEPS : inner;
+        ahead.step(end - first);
+        for (int i = first; i < end; ++i) {
+            load_values<N>(rows, i, head + at, x);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < N; ++v)
-                acc[r][v] = dot_pairs(acc[r][v], (vu)x[v], ((const uint32_t*)(weights + r * SEGMENT))[i]);
+                for (int v = 0; v < N; ++v)
+                    acc[r][v] = dot_pairs(acc[r][v], (vu)x[v], ((const uint32_t*)(weights + r * SEGMENT))[i]);
+        }
     }
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < N; ++v) storef(out + r * stride + at + v * WIDTH, acc[r][v]);

@@ -10,6 +10,13 @@ namespace {
 
 constexpr int LARGE_CELL = 1024;    // bytes
 
+// Whether it pays to ask for cells for the first cache shortly before they are read. Xeons with AMX gain nothing by it.
+#if defined(BOUGH_AMX)
+constexpr bool ASKS_SHORTLY = false;
+#else
+constexpr bool ASKS_SHORTLY = true;
+#endif
+
 template <typename T>
 struct Segments : Layout<T> {
     typedef Layout<T> Base;
@@ -22,13 +29,17 @@ struct Segments : Layout<T> {
 
     explicit Segments(const AttentionCall& c) : Base(c) {}
 
-    // Reads n small cells of all the unit's heads, a line after the other. What follows reads one head at a time, in strides
-    // that no hardware foresees; loads in order set its own prefetching going. Of large cells, what has been asked for is
-    // there as soon without.
+    // Brings n small cells of all the unit's heads to the first cache, a line after the other. What follows reads one head at a
+    // time, in strides that no hardware foresees. So many large ones would drive each other out of it. Arithmetic that takes as
+    // long as in floats waits for less if they are loaded, which sets the hardware's own prefetching going.
     void fetch(const Unit& u, const void* const* cells, int n) const {
-        const int bytes = cell_bytes_of(u.n_heads);
-        for (int i = 0; bytes < LARGE_CELL && i < n; ++i)
-            for (int at = 0; at < bytes; at += 64) (void)*((const volatile char*)cells[i] + at);
+        const int size = cell_bytes_of(u.n_heads);
+        const bool asks = ASKS_SHORTLY && (bytes || !FLOATS<T>);
+        for (int i = 0; size < LARGE_CELL && i < n; ++i)
+            for (int at = 0; at < size; at += 64) {
+                const char* line = (const char*)cells[i] + at;
+                asks ? __builtin_prefetch(line, 0, 3) : (void)*(const volatile char*)line;
+            }
     }
 
     // Scores of one query, which sees keys [begin, seen), -> weights, maximum and sum. LaneBlock::soften is the same for
@@ -131,8 +142,11 @@ struct Segments : Layout<T> {
         const void* const* keys = cells.keys + key;
         const word* queries = w.queries + (int64_t)i * n * few_words();
         float* to = scores(i * n, w) + key;
+        const bool large = ASKS_SHORTLY && cell_bytes_of(call.n_kv_heads) >= LARGE_CELL;
         const auto turn = [&](const void* const* rows, int64_t first, int n_words) {
             for (int j = 0; j < count; j += WIDTH) {
+                for (int k = j + WIDTH; large && k < j + 2 * WIDTH && k < count; ++k)
+                    for (int i = 0; i < n_words; i += 16) __builtin_prefetch((const uint32_t*)rows[k] + first + i, 0, 3);
                 transpose_rows((const uint32_t* const*)rows + j, first, n_words, w.tile + j, TILE);
                 ahead.step(turn_steps(n));
             }

@@ -12,6 +12,7 @@ namespace {
 constexpr int TILE = 64;                           // columns of a tile: keys of a block, outputs of a panel
 constexpr int BLOCK_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a register block
 constexpr int BLOCK_VECS = WIDTH == 16 ? 4 : 2;    // vectors of columns of a register block
+constexpr int WORD_STEPS = 4;   // after which lines are asked for: in every one, sums would leave the registers for it
 
 // Calls run(Count<n>()); n: 1 to MOST.
 template <int MOST, typename Run>
@@ -51,13 +52,15 @@ INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner
     decltype(zero_sum(out)) acc[R][BLOCK_VECS];
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < BLOCK_VECS; ++j) acc[r][j] = zero_sum(out);
-    for (int i = 0; i < inner; ++i) {
-        beside.step();
+    for (int first = 0; first < inner; first += WORD_STEPS) {
+        const int end = first + WORD_STEPS < inner ? first + WORD_STEPS : inner;
+        beside.step(end - first);
+        for (int i = first; i < end; ++i)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int j = 0; j < BLOCK_VECS; ++j)
-                acc[r][j] = step(acc[r][j], tile + (int64_t)i * TILE + j * WIDTH, a[r * a_stride + i]);
+                for (int j = 0; j < BLOCK_VECS; ++j)
+                    acc[r][j] = step(acc[r][j], tile + (int64_t)i * TILE + j * WIDTH, a[r * a_stride + i]);
     }
     for (int r = 0; r < R; ++r)
         for (int j = 0; j < BLOCK_VECS; ++j) store_sum(out + r * out_stride + j * WIDTH, acc[r][j]);
@@ -65,7 +68,7 @@ INLINE void product_block(const E* a, int64_t a_stride, const E* tile, int inner
 
 // What is done beside products that nothing is to be done beside.
 struct Alone {
-    INLINE void step() {}
+    INLINE void step(int) {}
 };
 
 // How often product() calls beside.step().
