@@ -30,8 +30,10 @@ class Loading:
 
     def done(self) -> bool:
         if self._installed is None:
-            if not self._read.done() or self._read.exception() is not None:
-                return self._read.done()
+            if not self._read.done():
+                return False
+            if self._read.exception() is not None:
+                return True
             self._installed = self._install(self._read.result()[0])
         return self._installed.done()
 

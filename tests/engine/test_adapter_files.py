@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from bough.base.errors import InvalidRequest
 from bough.engine import adapters
-from bough.engine.adapters import AdapterLoader
+from bough.engine.adapters import AdapterLoader, Loading, Read
 from bough.weights.adapter import CONFIG, WEIGHTS, read_adapter
 
 
@@ -42,3 +43,21 @@ def test_files_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pyte
     assert loading.done()
     with pytest.raises(InvalidRequest, match="changed while it was read"):
         loading.result()
+
+
+def test_files_that_are_read_just_when_it_is_asked() -> None:
+    """What was read behind the question is installed at the next one; it was taken for done, and refused."""
+
+    class JustRead(Future[Read]):
+        def done(self) -> bool:
+            before = super().done()
+            if not before:
+                self.set_result(({}, "version"))
+            return before
+
+    installed: Future[None] = Future()
+    installed.set_result(None)
+    loading = Loading(JustRead(), lambda updates: installed)
+    assert not loading.done()
+    assert loading.done()
+    assert loading.result() == "version"
