@@ -289,12 +289,8 @@ def _waits(reports: Sequence[Mapping[str, Any]]) -> dict[str, list[Wait]]:
     of bough's last run where there is none, or where it did not finish."""
     found = {}
     for name, (at, row) in _last(reports).items():
-        if _ours(row) is None:
-            found[name] = [Wait(None) for _ in JUDGED]
-            continue
-        medians = [
-            (c, run, there, there["cells"][c]["median"]) for c, run, there in _finished_beside(reports, name, at)
-        ]
+        beside = _finished_beside(reports, name, at) if _ours(row) else []
+        medians = [(c, run, there, there["cells"][c]["median"]) for c, run, there in beside]
         found[name] = [
             max(
                 (Wait(_own(there, key), c, median[key], run) for c, run, there, median in medians if key in median),

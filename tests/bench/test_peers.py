@@ -174,6 +174,7 @@ def test_a_bough_that_fails_misses_its_goals_whatever_was_before() -> None:
     judged = report.standings([good, failed])[name]
     assert judged.ours is None and judged.met == (False, False)
     assert "no / no" in report.markdown(failed) and "yes" not in report.markdown(failed)
+    assert f"| {name} |  |  |  |  |  |" in report._latencies([good, failed]), "its waits are not those of before"
 
 
 def test_disturbed_repeats_do_not_count_where_there_are_others() -> None:
