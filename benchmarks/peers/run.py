@@ -57,6 +57,11 @@ class Plan:
     quiet_wait: float
 
 
+def is_quiet(figures: Figures, max_foreign: float) -> bool:
+    """Whether others left the machine to the run."""
+    return bool(figures["foreign_cores"] <= max_foreign)
+
+
 class Cell:
     """What one contender did in one row."""
 
@@ -69,7 +74,7 @@ class Cell:
         """JSON-ready: ``median`` of the repeats that others did not disturb, of all if there are none of these, and
         their ``spread``, (largest - smallest) / median of the seconds; ``disturbed`` is how many others did."""
         found: dict[str, Any] = {"repeats": self.repeats}
-        quiet = [f for f in self.repeats if f["foreign_cores"] <= self._max_foreign]
+        quiet = [f for f in self.repeats if is_quiet(f, self._max_foreign)]
         counted = quiet or self.repeats
         seconds = [f["seconds"] for f in counted if "seconds" in f]
         if seconds:
@@ -225,8 +230,8 @@ def _turned(contenders: list[tuple[Contender, Cell]], by: int) -> list[tuple[Con
 def _hopeless(cell: Cell, cells: Iterable[Cell], plan: Plan) -> bool:
     """Whether repeats would only tell more precisely how far behind the contender is."""
     first = [c.repeats[0]["seconds"] for c in cells if c.repeats and "seconds" in c.repeats[0]]
-    quiet = cell.repeats[0]["foreign_cores"] <= plan.max_foreign
-    return quiet and cell.repeats[0].get("seconds", 0.0) > plan.behind * min(first, default=0.0)
+    own = cell.repeats[0]
+    return is_quiet(own, plan.max_foreign) and own.get("seconds", 0.0) > plan.behind * min(first, default=0.0)
 
 
 def _attempt(row: Row, contender: Contender, field: Field, plan: Plan, cell: Cell, repeat: int | None) -> None:
@@ -262,7 +267,7 @@ def _cleanest(row: Row, contender: Contender, field: Field, plan: Plan, seed: st
         tries.append(_once(row, contender, field, plan, row.sizes, f"{seed}/{attempt}"))
         if tries[-1][0]["errors"]:
             return tries[-1]
-        if tries[-1][0]["foreign_cores"] <= plan.max_foreign:
+        if is_quiet(tries[-1][0], plan.max_foreign):
             break
     return min(tries, key=lambda t: t[0]["foreign_cores"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.peers import __main__ as command
 from benchmarks.peers import engines, limits, report, rows
+from benchmarks.peers import run as measuring
 from benchmarks.peers.dialects import SeedlessClient, TransformersClient, joined
 from benchmarks.peers.floors import WEIGHTS, Ask, Limits, Shape, floor, record, unique
 from benchmarks.peers.home import ROOT, Home, Unavailable
@@ -175,6 +177,30 @@ def test_a_bough_that_fails_misses_its_goals_whatever_was_before() -> None:
     assert judged.ours is None and judged.met == (False, False)
     assert "no / no" in report.markdown(failed) and "yes" not in report.markdown(failed)
     assert f"| {name} |  |  |  |  |  |" in report._latencies([good, failed]), "its waits are not those of before"
+
+
+def test_a_disturbed_first_repeat_writes_nobody_off() -> None:
+    plan: Any = SimpleNamespace(behind=2.0, max_foreign=0.15)
+
+    def after(seconds: float, foreign: float) -> Cell:
+        cell = Cell(max_foreign=0.15)
+        cell.repeats.append({"seconds": seconds, "foreign_cores": foreign})
+        return cell
+
+    fast, slow, disturbed = after(1.0, 0.0), after(3.0, 0.0), after(3.0, 0.9)
+    assert measuring._hopeless(slow, [fast, slow], plan)
+    assert not measuring._hopeless(disturbed, [fast, disturbed], plan)
+    assert not measuring._hopeless(after(1.9, 0.0), [fast], plan)
+
+
+def test_a_try_with_errors_counts_though_a_disturbed_one_had_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([{"foreign_cores": 0.5, "errors": 0}, {"foreign_cores": 0.9, "errors": 1}])
+    monkeypatch.setattr(measuring, "await_usage", lambda *args: None)
+    monkeypatch.setattr(measuring, "_once", lambda *args: (next(tries), None))
+    one: Any = type("One", (), {"sizes": None})()  # row and contender
+    field: Any = SimpleNamespace(running={one: SimpleNamespace(process=SimpleNamespace(pid=1))})
+    plan: Any = SimpleNamespace(retries=1, quiet_wait=0.0, max_foreign=0.15)
+    assert measuring._cleanest(one, one, field, plan, "seed")[0]["errors"] == 1
 
 
 def test_disturbed_repeats_do_not_count_where_there_are_others() -> None:
