@@ -5,12 +5,11 @@
 #pragma once
 
 #include "wanted.h"
-#include "byte_dots.h"
-#include "linear_prepare.h"
+#include "linear_format.h"
+#include "linear_sums.h"
 
 namespace {
 
-constexpr int PANEL_VECS = PANEL / WIDTH;
 constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 
 // Panels that one pass takes, and rows of dense ones: as many as the registers hold sums of. Sums of bytes are kept beside those
@@ -54,68 +53,6 @@ INLINE bool are_wide(int64_t rows, int64_t words) {
 // room for as many requests as memory can answer at a time. Long panels are foreseen by the processor as well.
 INLINE int64_t ahead_words(int64_t panel) { return panel > 8192 ? 256 : 512; }
 
-// The sums of R rows and P panels in vectors.
-template <typename V, int R, int P> struct Sums { V at[R][P * PANEL_VECS]; };
-
-template <typename V, int R, int P>
-INLINE void clear(Sums<V, R, P>& sums) {
-    for (int r = 0; r < R; ++r)
-        for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] = V{};
-}
-
-struct PairDots {
-    static constexpr int WORDS = 1;
-
-    static INLINE vf multiply(vf acc, vu w, const uint32_t* a) { return dot_pairs(acc, w, *a); }
-};
-
-// A place in each of the rows of a block. A pointer and a stride reach three rows; left alone, the compiler keeps a
-// pointer for every word of every row, and spends the inner loop on loading them.
-struct RowCursor {
-    const char *first, *fourth, *seventh, *tenth;
-    int64_t stride;    // bytes
-
-    INLINE explicit RowCursor(const void* at, int64_t words)
-        : first((const char*)at), fourth(first + 12 * words), seventh(first + 24 * words), tenth(first + 36 * words),
-          stride(4 * words) {}
-
-    INLINE const void* operator()(int r) const {
-        return r < 3   ? first + r * stride
-               : r < 6 ? fourth + (r - 3) * stride
-               : r < 9 ? seventh + (r - 6) * stride
-                       : tenth + (r - 9) * stride;
-    }
-
-    INLINE void advance(int64_t bytes) {
-        first += bytes, fourth += bytes, seventh += bytes, tenth += bytes;
-        forget();
-    }
-
-    // What was read there is not kept: it would take registers that sums need.
-    INLINE void forget() {
-        asm("" : "+r"(first), "+r"(fourth));
-        asm("" : "+r"(seventh));
-        asm("" : "+r"(tenth));
-    }
-};
-
-// sums += word i of each row times one word of each output.
-template <typename Dots, typename V, int R, int P>
-INLINE void add_word(Sums<V, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int j = 0; j < P * PANEL_VECS; ++j)
-            sums.at[r][j] = Dots::multiply(sums.at[r][j], w[j], (const uint32_t*)a(r) + Dots::WORDS * i);
-}
-
-template <int P>
-INLINE void load_word(vu (&w)[P * PANEL_VECS], const uint32_t* from, int64_t panel_stride) {
-#pragma GCC unroll 8
-    for (int j = 0; j < P * PANEL_VECS; ++j)
-        w[j] = loadu(from + j / PANEL_VECS * panel_stride + j % PANEL_VECS * WIDTH);
-}
-
 // Few rows of bytes: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
 // look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short panels
 // are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
@@ -137,24 +74,6 @@ INLINE void ask_ahead(const PackedLinear& l, const NextPanels& next, const uint3
 // Words of a block of rows that pass between two looks at what is to be asked for. To look for each would be a third of the
 // instructions; of fewer rows requests have to be spread evenly, as memory is what they wait for.
 constexpr int words_at_a_time(int64_t rows) { return rows > 4 ? 4 : 1; }
-
-// The same of pairs, whose rows may have been widened.
-template <int R, int P>
-INLINE void add_pairs(Sums<vf, R, P>& sums, const vu (&w)[P * PANEL_VECS], const RowCursor& a, int i) {
-    if constexpr (!WIDENS_PAIRS) {
-        add_word<PairDots>(sums, w, a, i);
-    } else {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; ++half)
-#pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) {
-                const vf x = splat(((const float*)a(r))[2 * i + half]);
-#pragma GCC unroll 8
-                for (int j = 0; j < P * PANEL_VECS; ++j)
-                    sums.at[r][j] = fma(half ? second_of(w[j]) : first_of(w[j]), x, sums.at[r][j]);
-            }
-    }
-}
 
 // Whole-row sums of `words` words.
 template <int R, int P>
@@ -211,91 +130,6 @@ struct Bf16Tile : WholePanels {
         add_words(sums, l.weight + panel * words * PANEL, words, a, next);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j) storef(out + r * P * PANEL + j * WIDTH, sums.at[r][j]);
-    }
-};
-
-// The scale and the minimum of WIDTH outputs in one group.
-struct Affine {
-    vf scale, minimum;
-};
-
-// Which of the scales of Q8 and the first three Q4 kinds belongs to 32 inputs of a panel.
-INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
-    int shift = __builtin_ctz((unsigned)l.group / GROUP);
-    return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
-}
-
-// How a kind holds its values: BITS per value, which is MOST at most; MINIMUM: there are minima, and no zero; SPLIT: the two halves
-// of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale; TOGETHER: groups whose inputs share
-// the scale of a row.
-struct Q8Format {
-    static constexpr int BITS = 8, MOST = 255, TOGETHER = groups_together(LINEAR_Q8);
-    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = false;
-    static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
-        return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * PANEL;
-    }
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        return {load_half(scales(l, panel, g, n_groups) + column), vf{}};
-    }
-};
-
-struct Int8Format {
-    static constexpr int BITS = 8, MOST = 255, TOGETHER = groups_together(LINEAR_INT8);
-    static constexpr bool MINIMUM = false, SPLIT = false, WHOLE = true;
-    static INLINE const float* scales(const PackedLinear& l, int64_t panel, int64_t, int64_t) {
-        return (const float*)l.scale + panel * PANEL;
-    }
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t, int64_t, int column, int) {
-        return {loadf(scales(l, panel, 0, 0) + column), vf{}};
-    }
-};
-
-struct Q4Format : Q8Format {
-    static constexpr int BITS = 4, MOST = 15;
-};
-
-struct Q4MinFormat {
-    static constexpr int BITS = 4, MOST = 15, TOGETHER = 1;
-    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
-    static INLINE const uint16_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
-        return (const uint16_t*)l.scale + scale_group_of(l, panel, g, n_groups) * 2 * PANEL;
-    }
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        const uint16_t* from = scales(l, panel, g, n_groups) + column;
-        return {load_half(from), load_half(from + PANEL)};
-    }
-};
-
-struct Q4ZeroFormat : Q4MinFormat {
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        Affine a = Q4MinFormat::affine(l, panel, g, n_groups, column, 0);
-        return {a.scale, -(a.scale * a.minimum)};
-    }
-};
-
-struct Q4KFormat {
-    static constexpr int BITS = 4, MOST = 15, TOGETHER = 1;
-    static constexpr bool MINIMUM = true, SPLIT = false, WHOLE = false;
-    static INLINE const uint8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
-        return (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
-    }
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
-        const uint8_t* sub = scales(l, panel, g, n_groups) + column;
-        return {load_half(d) * load_bytes(sub), -(load_half(d + PANEL) * load_bytes(sub + PANEL))};
-    }
-};
-
-struct Q6KFormat {
-    static constexpr int BITS = 8, MOST = 63, TOGETHER = 1;
-    static constexpr bool MINIMUM = false, SPLIT = true, WHOLE = false;
-    static INLINE const int8_t* scales(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups) {
-        return (const int8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
-    }
-    static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
-        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
-        const int8_t* sub = scales(l, panel, g, n_groups) + half * PANEL + column;
-        return {load_half(d) * load_bytes(sub), vf{}};
     }
 };
 

@@ -16,23 +16,13 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "ends.h"
-#include "linear.h"
 #include "lora.h"
+#include "parts.h"
 #include "team.h"
 
 namespace {
 
-// Panels handed out at a time, where tiles do not ask for more.
-constexpr int64_t STACK_CHUNK = DENSE_PANELS > FEW_PANELS ? DENSE_PANELS : FEW_PANELS;
 constexpr int64_t FEW_TOKENS = 6;
-constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer that a thread reads ahead: an eighth of a cache
-
-// Tokens whose gates and values wait for each other, and the most panels of both that they are of.
-#if defined(BOUGH_AMX)
-constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS, GATED_PANELS = 16;
-#else
-constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
-#endif
 
 template <typename T>
 struct Stack {
@@ -42,21 +32,21 @@ struct Stack {
     const bool few;         // what is done for every token is done by one thread
     const bool begun;       // the KV of the first layer is written, its queries are there
     T *residual, *normed;   // [T, D]
-    char* prepared;         // inputs as the linear layer in work wants them
+    const Panels panels;
+    Inputs<T> inputs;       // of the linear layer in work
     int window;             // that attention is planned for; none at first
     int64_t shared_items, own_items;    // of that plan
     Team team;
 
     explicit Stack(const StackCall& c, bool begun = false)
         : call(c), attention_call(c.attention), attention(attention_call), few(c.rope.n_tokens <= FEW_TOKENS),
-          begun(begun), window(-1), team{} {
+          begun(begun), panels{tokens(), c.threads}, inputs{tokens(), nullptr}, window(-1), team{} {
         int64_t prepared_size = 0;
         for (int64_t i = 0; i < c.n_layers; ++i) {
             const StackLayer& layer = c.layers[i];
             const LinearParts* linears[] = {&layer.qkv, &layer.out, &layer.gate_up, &layer.down};
             for (const LinearParts* l : linears) {
-                int64_t bytes = 0;
-                for (int j = 0; j < l->count; ++j) bytes += padded(prepared_bytes(*l->part[j], tokens()));
+                const int64_t bytes = inputs.bytes(*l);
                 prepared_size = bytes > prepared_size ? bytes : prepared_size;
             }
         }
@@ -66,7 +56,7 @@ struct Stack {
             if (pass && !memory.base) __builtin_trap();
             memory.take(residual, tokens() * c.hidden_size);
             memory.take(normed, tokens() * c.hidden_size);
-            memory.take(prepared, prepared_size);
+            memory.take(inputs.memory, prepared_size);
         }
         if (begun) aim(c.layers[0]);
         if (few) enter(0, tokens());
@@ -124,87 +114,6 @@ struct Stack {
         mine.stage(tokens(), ceil_div(tokens(), 4 * mine.n), each, once);
     }
 
-    static int64_t panels(const LinearParts& l) {
-        int64_t n = 0;
-        for (int i = 0; i < l.count; ++i) n += ceil_div(l.part[i]->n_out, PANEL);
-        return n;
-    }
-
-    bool blocks_of(const LinearParts& l) const { return has_blocks(*l.part[0], tokens()); }
-
-    // How many of n panels are handed out at a time, `most` of those that stay there.
-    int64_t chunk(const LinearParts& l, int64_t n, int64_t most) const {
-        if (!blocks_of(l)) return STACK_CHUNK;
-        const int64_t share = ceil_div(n, call.threads), pairs = most < 4 ? 1 : most / 2;
-        return 2 * ceil_div(ceil_div(share, 2), ceil_div(ceil_div(share, 2), pairs));
-    }
-
-    int64_t chunk(const LinearParts& l) const { return chunk(l, panels(l), panels_kept(l)); }
-
-    // The same of gates, which are handed out with what they are multiplied with.
-    int64_t gated_chunk(const LinearParts& l) const {
-        const int64_t most = panels_kept(l) / 2;
-        return chunk(l, panels(l) / 2, most < GATED_PANELS ? most : GATED_PANELS);
-    }
-
-    // How many tokens' gates and values wait for each other: more where weights do not stay in a cache until the next ones take
-    // their turn, or have to be spread again.
-    int64_t gated_rows([[maybe_unused]] const LinearParts& l) const {
-#if defined(BOUGH_AMX)
-        const PackedLinear& first = *l.part[0];
-        const bool stay = 2 * gated_chunk(l) * input_words(first) * PANEL <= AMX_WEIGHT_WORDS * 5 / 4;
-        const int64_t most = amx_some_rows(first);
-        if (blocks_of(l) && (!stay || first.kind == LINEAR_Q4_WHOLE)) return most < MOST_GATED_ROWS ? most : MOST_GATED_ROWS;
-#endif
-        return GATED_ROWS;
-    }
-
-    int64_t panels_kept([[maybe_unused]] const LinearParts& l) const {
-#if defined(BOUGH_AMX)
-        return amx_panels(*l.part[0], tokens());
-#else
-        return STACK_CHUNK;
-#endif
-    }
-
-    static bool same_inputs(const PackedLinear& a, const PackedLinear& b) {
-        return a.kind == b.kind;
-    }
-
-    // Where the inputs x [T, n_in] lie as the parts want them; parts that want the same share it.
-    void find_prepared(const LinearParts& l, const T* x, PreparedRows* found) const {
-        char* at = prepared;
-        for (int i = 0; i < l.count; ++i) {
-            const PackedLinear& part = *l.part[i];
-            if (is_prepared(part, x, part.n_in, tokens())) {
-                found[i] = {(const uint32_t*)x, part.n_in / 2};
-            } else if (i && same_inputs(part, *l.part[i - 1])) {
-                found[i] = found[i - 1];
-            } else {
-                found[i] = {(const uint32_t*)at, prepared_stride(part)};
-                at += padded(prepared_bytes(part, tokens()));
-            }
-        }
-    }
-
-    // Whether x has to be made what the parts want.
-    bool is_to_prepare(const LinearParts& l, const T* x) const {
-        for (int i = 0; i < l.count; ++i)
-            if (!is_prepared(*l.part[i], x, l.part[i]->n_in, tokens())) return true;
-        return false;
-    }
-
-    // Makes tokens [first, last) of it so.
-    void prepare(const LinearParts& l, const T* x, int64_t first, int64_t last) const {
-        PreparedRows found[MOST_PARTS];
-        find_prepared(l, x, found);
-        for (int i = 0; i < l.count; ++i) {
-            const PackedLinear& part = *l.part[i];
-            if (is_prepared(part, x, part.n_in, tokens()) || (i && found[i].at == found[i - 1].at)) continue;
-            prepare_rows(part, x + first * part.n_in, part.n_in, last - first, (uint32_t*)found[i].row(first));
-        }
-    }
-
     // The inner values of what adapters add to a layer with the inputs x.
     void shrink(const LinearParts& l, const LoraTable* lora, const T* x, Mine& mine) const {
         if (!call.lora) return;
@@ -213,31 +122,10 @@ struct Stack {
         }, nothing);
     }
 
-    // Where panel `index` of all parts begins, in the form that the step reads.
-    const uint32_t* panel_at(const LinearParts& l, int64_t index) const {
-        int i = 0;
-        for (; index >= ceil_div(l.part[i]->n_out, PANEL); ++i) index -= ceil_div(l.part[i]->n_out, PANEL);
-        return read_at(*l.part[i], index, tokens());
-    }
-
-    // A place in a weight where a thread goes on, and how many words it reads from there.
-    struct Place {
-        const uint32_t* at = nullptr;
-        int64_t words = 0;
-
-        Place part(int64_t i, int64_t n) const { return {at + words * i / n, words * (i + 1) / n - words * i / n}; }
-    };
-
-    // Of panels [first, last), as if they were all of one part: nothing but what is asked for ahead depends on it.
-    Place place(const LinearParts& l, int64_t first, int64_t last) const {
-        const int64_t words = (last - first) * read_words(*l.part[0], tokens());
-        return {panel_at(l, first), words < FORESEEN ? words : FORESEEN};
-    }
-
     // Panels [first, last) of the outputs of all parts, which lie side by side in out [n, stride], with what the
     // adapters add to them, for n tokens from `token` on. The thread goes on at `then`.
     void slice(const LinearParts& l, const LoraTable* lora, const PreparedRows* prepared, int64_t token, int64_t n,
-               int64_t first, int64_t last, const Place& then, T* out, int64_t stride, Mine& mine) const {
+               int64_t first, int64_t last, const Panels::Place& then, T* out, int64_t stride, Mine& mine) const {
         int64_t base = 0;
         for (int i = 0; i < l.count && last > 0; ++i) {
             const PackedLinear& part = *l.part[i];
@@ -272,55 +160,57 @@ struct Stack {
     };
 
     // What it begins with there.
-    Place begins_at(const Next& next, const Mine& mine) const {
+    Panels::Place begins_at(const Next& next, const Mine& mine) const {
         if (!next.linear) return {};
         const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
-        const int64_t count = next.panels < panels(*next.linear) ? gated_chunk(*next.linear) : chunk(*next.linear);
-        return place(*next.linear, first, first + count < end ? first + count : end);
+        const LinearParts& l = *next.linear;
+        const int64_t count = next.panels < panels.count(l) ? panels.gated_chunk(l) : panels.chunk(l);
+        return panels.place(l, first, first + count < end ? first + count : end);
     }
 
     // Where it goes on behind panels up to `last`, of which its share ends at own_end.
-    Place follows(const LinearParts& l, int64_t last, int64_t count, int64_t own_end, const Next& next, const Mine& mine) const {
-        return last < own_end ? place(l, last, last + count < own_end ? last + count : own_end) : begins_at(next, mine);
+    Panels::Place follows(const LinearParts& l, int64_t last, int64_t count, int64_t own_end, const Next& next,
+                          const Mine& mine) const {
+        return last < own_end ? panels.place(l, last, last + count < own_end ? last + count : own_end) : begins_at(next, mine);
     }
 
     // What the thread may ask for while it waits before the next layer: the panels that it begins with.
     void foresee(const Next& next, Mine& mine) const {
         mine.foreseen.clear();
         if (!next.linear) return;
-        const int64_t all = panels(*next.linear), words = read_words(*next.linear->part[0], tokens());
+        const int64_t all = panels.count(*next.linear), words = read_words(*next.linear->part[0], tokens());
         const int64_t first = next.first(mine), end = next.panels * (mine.index + 1) / mine.n;
-        const int64_t left = end - first, some = next.panels < all ? gated_chunk(*next.linear) : left;
+        const int64_t left = end - first, some = next.panels < all ? panels.gated_chunk(*next.linear) : left;
         const int64_t size = (some < left ? some : left) * words;
         for (int64_t at = first; at < all; at += next.panels)
-            mine.foreseen.add(panel_at(*next.linear, at), size < FORESEEN ? size : FORESEEN);
+            mine.foreseen.add(panels.at(*next.linear, at), size < FORESEEN ? size : FORESEEN);
         mine.foreseen.pace = 1;
     }
 
-    // While the thread multiplies its share of `panels` panels of a layer, it asks for what it reads of the adapters
+    // While the thread multiplies its share of `count` panels of a layer, it asks for what it reads of the adapters
     // next.
-    void want(const LinearParts& l, int64_t panels, const Next& next, Mine& mine) const {
+    void want(const LinearParts& l, int64_t count, const Next& next, Mine& mine) const {
         if (!call.lora) return;
         Wanted& wanted = mine.wanted[1];
         wanted.clear();
         if (!next.linear) return;
         const int64_t items = lora_items(*next.lora, *call.lora);
         lora_want_a(*next.lora, *call.lora, items * mine.index / mine.n, items * (mine.index + 1) / mine.n, wanted);
-        wanted.spread(asking_turns(*l.part[0], tokens(), ceil_div(panels, mine.n)));
+        wanted.spread(asking_turns(*l.part[0], tokens(), ceil_div(count, mine.n)));
     }
 
     // x -> out, from inputs that are prepared, and `then`.
     template <typename Then>
     void linear(const LinearParts& l, const LoraTable* lora, const T* x, T* out, int64_t stride, const Next& next,
                 const Then& then, Mine& mine) const {
-        PreparedRows inputs[MOST_PARTS];
-        find_prepared(l, x, inputs);
+        PreparedRows found[MOST_PARTS];
+        inputs.find(l, x, found);
         shrink(l, lora, x, mine);
-        const int64_t count = panels(l), own_end = count * (mine.index + 1) / mine.n, at_a_time = chunk(l);
+        const int64_t count = panels.count(l), own_end = count * (mine.index + 1) / mine.n, at_a_time = panels.chunk(l);
         want(l, count, next, mine);
         foresee(next, mine);
         stage(count, at_a_time, [&](int64_t first, int64_t last) {
-            slice(l, lora, inputs, 0, tokens(), first, last, follows(l, last, at_a_time, own_end, next, mine), out, stride, mine);
+            slice(l, lora, found, 0, tokens(), first, last, follows(l, last, at_a_time, own_end, next, mine), out, stride, mine);
         }, then, mine);
     }
 
@@ -353,7 +243,7 @@ struct Stack {
     void add_norm_prepare(const T* x, const void* after, const void* weight, const LinearParts& l, int64_t first,
                           int64_t last) const {
         add_norm(x, after, weight, normed, first, last);
-        prepare(l, normed, first, last);
+        inputs.prepare(l, normed, first, last);
     }
 
     // The residual stream of tokens [first, last), and what goes into the first layer.
@@ -414,10 +304,10 @@ struct Stack {
     template <typename Then>
     void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, const Then& then, Mine& mine) const {
         constexpr int64_t WIDE = GATED_PANELS * PANEL;
-        const int64_t half = panels(l) / 2, size = call.intermediate_size, at_a_time = gated_chunk(l);
-        const int64_t most = gated_rows(l), blocks = ceil_div(tokens(), most);
-        PreparedRows inputs[MOST_PARTS];
-        find_prepared(l, normed, inputs);
+        const int64_t half = panels.count(l) / 2, size = call.intermediate_size, at_a_time = panels.gated_chunk(l);
+        const int64_t most = panels.gated_rows(l), blocks = ceil_div(tokens(), most);
+        PreparedRows found[MOST_PARTS];
+        inputs.find(l, normed, found);
         shrink(l, lora, normed, mine);
         const int64_t own_end = half * (mine.index + 1) / mine.n;
         want(l, 2 * half, next, mine);
@@ -427,14 +317,17 @@ struct Stack {
             if (!gate) __builtin_trap();
             T* up = gate + most * WIDE;
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
-            const Place values = place(l, half + first, half + last), after = follows(l, last, at_a_time, own_end, next, mine);
+            const Panels::Place values = panels.place(l, half + first, half + last);
+            const Panels::Place after = follows(l, last, at_a_time, own_end, next, mine);
             for (int64_t block = 0; block < blocks; ++block) {
                 const int64_t t = block * most, left = tokens() - t, rows = left < most ? left : most;
                 // What follows is asked for in parts where the weights stay as they are meanwhile, else before it comes.
-                const Place later = blocks_of(l) ? after.part(block, blocks) : block + 1 < blocks ? Place{} : after;
+                const Panels::Place later = panels.are_blocks(l) ? after.part(block, blocks)
+                                            : block + 1 < blocks ? Panels::Place{}
+                                                                 : after;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-                slice(l, lora, inputs, t, rows, first, last, block ? Place{} : values, gate - begin, WIDE, mine);
-                slice(l, lora, inputs, t, rows, half + first, half + last, later, up - begin - size, WIDE, mine);
+                slice(l, lora, found, t, rows, first, last, block ? Panels::Place{} : values, gate - begin, WIDE, mine);
+                slice(l, lora, found, t, rows, half + first, half + last, later, up - begin - size, WIDE, mine);
                 for (int64_t i = 0; i < rows; ++i) {
                     T* to = (T*)call.act + (t + i) * size + begin;
                     if (call.gelu)
@@ -446,7 +339,7 @@ struct Stack {
         }, then, mine);
     }
 
-    static Next whole(const LinearParts& l, const LoraTable* lora) { return {&l, lora, panels(l)}; }
+    static Next whole(const LinearParts& l, const LoraTable* lora) { return {&l, lora, Panels::count(l)}; }
 
     void run(Mine& mine) {
         const int64_t heads = call.rope.n_heads + 2 * call.rope.n_kv_heads;
@@ -468,17 +361,17 @@ struct Stack {
     // From attention on; of the last layer there is no `next`.
     void rest(const StackLayer& layer, const StackLayer* next, Mine& mine) const {
         const T *attended = (const T*)call.attention.out, *x = (const T*)call.x, *act = (const T*)call.act;
-        attend(layer, between(is_to_prepare(layer.out, attended), [&](int64_t first, int64_t last) {
-            prepare(layer.out, attended, first, last);
+        attend(layer, between(inputs.are_to_prepare(layer.out, attended), [&](int64_t first, int64_t last) {
+            inputs.prepare(layer.out, attended, first, last);
         }), mine);
         linear(layer.out, layer.out_lora, attended, (T*)call.x, call.hidden_size,
-               {&layer.gate_up, layer.gate_up_lora, panels(layer.gate_up) / 2},
+               {&layer.gate_up, layer.gate_up_lora, panels.count(layer.gate_up) / 2},
                between(true, [&](int64_t first, int64_t last) {
                    add_norm_prepare(x, layer.attention_after, layer.mlp_norm, layer.gate_up, first, last);
                }), mine);
         gate_up(layer.gate_up, layer.gate_up_lora, whole(layer.down, layer.down_lora),
-                between(is_to_prepare(layer.down, act), [&](int64_t first, int64_t last) {
-                    prepare(layer.down, act, first, last);
+                between(inputs.are_to_prepare(layer.down, act), [&](int64_t first, int64_t last) {
+                    inputs.prepare(layer.down, act, first, last);
                 }), mine);
         linear(layer.down, layer.down_lora, act, (T*)call.x, call.hidden_size,
                next ? whole(next->qkv, next->qkv_lora) : Next{},
