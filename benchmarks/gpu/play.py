@@ -19,7 +19,7 @@ from bough.base.config import Config, DeviceConfig, KVConfig, ModelConfig, Sched
 from bough.base.constraint import Constraint
 from bough.base.messages import Outputs, Request
 from bough.base.params import SamplingParams
-from bough.base.plan import Ints, Masks, Pending, SharedPrefix, StepPlan, StepResult
+from bough.base.plan import Index, Ints, Masks, Pending, SharedPrefix, StepPlan, StepResult
 from bough.engine.build import EngineCore, build
 from bough.engine.executor import WorkerExecutor
 from bough.kv.manager import KVManager
@@ -71,7 +71,7 @@ ALL = Features()
 class Alone(KVManager):
     """Tells no plan which rows share a prefix."""
 
-    def shared(self, rows: Ints, start: Ints) -> tuple[SharedPrefix, ...]:
+    def shared(self, rows: Index, start: Ints) -> tuple[SharedPrefix, ...]:
         return ()
 
 

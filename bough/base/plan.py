@@ -19,6 +19,8 @@ from bough.base.params import PoolingParams, SamplingParams
 
 Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
+Index = NDArray[np.intp]
+"""What numpy looks up with: ten times as fast as with other integers."""
 
 LAST = -1
 """Stands in ``StepPlan.tokens`` for the token that the row sampled in its previous step.

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from bough.base.messages import Namespace
-from bough.base.plan import Ints, SharedPrefix
+from bough.base.plan import Index, Ints, SharedPrefix
 from bough.kv.cache import NullPrefixCache, PrefixCache
 from bough.kv.claims import Claims
 from bough.kv.eviction import EVICTIONS
@@ -173,7 +173,7 @@ class KVManager:
         self._within(row, end)
         return self.table.locs[row, start:end].copy()
 
-    def shared(self, rows: Ints, start: Ints) -> tuple[SharedPrefix, ...]:
+    def shared(self, rows: Index, start: Ints) -> tuple[SharedPrefix, ...]:
         """The groups among ``rows`` [B] that read the same cells first and write from ``start`` [B] on.
 
         O(B) between changes of the tree's handles, which cost O(rows).
@@ -240,7 +240,7 @@ class KVManager:
         size = self.page_size
         held = -(-start // size)
         if self._window is not None:
-            self._window.pass_by(np.array([row], np.int32), self.n_cells[row : row + 1], self.table)
+            self._window.pass_by(np.array([row], np.intp), self.n_cells[row : row + 1], self.table)
         pages = self._alloc(-(-end // size) - held)
         if pages is None:
             return None
@@ -253,8 +253,8 @@ class KVManager:
         self.n_cells[row] = end
         return self.row_locs(row, start, end)
 
-    def grow_rows(self, rows: Ints) -> Ints | None:
-        """One more cell for each of the admitted, distinct ``rows`` (int32 [B]): their locs [B].
+    def grow_rows(self, rows: Index) -> Ints | None:
+        """One more cell for each of the admitted, distinct ``rows`` ([B]): their locs [B].
 
         None, and no change for any row, when they cannot be had. ValueError beyond ``max_len``.
         """
@@ -265,13 +265,12 @@ class KVManager:
             raise ValueError(f"a row cannot grow beyond {self.table.max_len} tokens")
         if self._window is not None:
             self._window.pass_by(rows, position, self.table)
+        index = rows * self.table.max_len + position
         if self.page_size == 1:
             locs = self._alloc(len(rows))
             if locs is None:
                 return None
-            self.table.locs[rows, position] = locs
         else:
-            index = rows * np.int64(self.table.max_len) + position
             opens = position % self.page_size == 0
             fresh = self._alloc(int(np.count_nonzero(opens)))
             if fresh is None:
@@ -280,7 +279,7 @@ class KVManager:
             locs = self.table.flat[np.maximum(index - 1, 0)]
             locs += 1
             locs[opens] = fresh * np.int32(self.page_size)
-            self.table.flat[index] = locs
+        self.table.flat[index] = locs
         self.n_cells[rows] = position + 1
         return locs
 

@@ -40,7 +40,7 @@ class PageAllocator:
         pages = self._stack[self._free - n : self._free][::-1].copy()
         self._free -= n
         self._least_free = min(self._least_free, self._free)
-        self._taken[pages] = True
+        self._taken[pages.astype(np.intp)] = True
         return pages
 
     def free_pages(self, pages: Ints) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bough.base.plan import Ints, SharedPrefix
+from bough.base.plan import Index, Ints, SharedPrefix
 from bough.kv.node import CacheHandle, Node
 
 
@@ -27,7 +27,7 @@ class Sharing:
         self._planned: bytes | None = None
         self._found: tuple[SharedPrefix, ...] = ()
 
-    def plan(self, rows: Ints, start: Ints) -> tuple[SharedPrefix, ...]:
+    def plan(self, rows: Index, start: Ints) -> tuple[SharedPrefix, ...]:
         """The groups among the planned ``rows`` [B] whose first new tokens are at ``start`` [B].
 
         A row whose new tokens begin within its group's prefix is the one that writes it: it stays outside. As long as

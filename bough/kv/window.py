@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from bough.base.plan import Ints, first_seen
+from bough.base.plan import Index, Ints, first_seen
 from bough.kv.page_table import PageTable
 from bough.kv.pages import PageAllocator
 
@@ -94,7 +94,7 @@ class WindowPages:
         self._twin[pages] = twins
         self._users[pages] = 1
 
-    def pass_by(self, rows: Ints, positions: Ints, table: PageTable) -> None:
+    def pass_by(self, rows: Index, positions: Ints, table: PageTable) -> None:
         """The next tokens of ``rows`` [B] are at ``positions`` [B]: they let go of what these cannot see."""
         first = np.maximum(0, first_seen(positions, self.window, self.chunked)) // self._size
         behind = first > self._begin[rows]
@@ -198,10 +198,10 @@ class WindowPages:
         assert sorted(queued) == idle, "not exactly the idle twins can be evicted"
 
 
-def _pages(rows: Ints, begin: Ints, end: Ints, table: PageTable, size: int) -> Ints:
+def _pages(rows: Index, begin: Ints, end: Ints, table: PageTable, size: int) -> Ints:
     """The pages ``[begin, end)``, as positions in ``rows`` [B], of all of them."""
     count = end - begin
     of = np.repeat(np.arange(len(rows)), count)
     at = begin[of] + np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
-    pages: Ints = table.flat[rows[of] * np.int64(table.max_len) + at * size] // np.int32(size)
+    pages: Ints = table.flat[rows[of] * table.max_len + at * size] // np.int32(size)
     return pages

@@ -124,9 +124,9 @@ class Model(Protocol):
         """
         ...
 
-    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
+    def decode(self, tokens: Tensor, last: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
         """``forward`` and ``logits`` of ``tokens`` [B], one of each row, and the likeliest ids, where that is done in
-        one go; None where it is not."""
+        one go; None where it is not. The ids are noted in ``last`` [n_rows] int32, whose indices are the rows."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

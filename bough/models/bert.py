@@ -112,7 +112,7 @@ class Bert:
             x = layer(x)
         return x
 
-    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
+    def decode(self, tokens: Tensor, last: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
         return None
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -300,8 +300,8 @@ class Decoder:
             x = layer(x, residual, k_cache, v_cache)
         return self._norm(residual) if x is None else self._norm.add(x, residual)
 
-    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
-        return None if self._steps is None else self._steps(tokens, self._attention.batch, k, v)
+    def decode(self, tokens: Tensor, last: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> Decoded | None:
+        return None if self._steps is None else self._steps(tokens, last, self._attention.batch, k, v)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(hidden)

@@ -155,7 +155,7 @@ class TransformersModel:
         self._pooled.k, self._pooled.v = k, v
         return self._run(tokens, self._pooled.backend.batch.positions)
 
-    def decode(self, tokens: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
+    def decode(self, tokens: Tensor, last: Tensor, k: Sequence[Cells], v: Sequence[Cells]) -> None:
         return None
 
     def logits(self, hidden: Tensor) -> Tensor:

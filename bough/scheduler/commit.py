@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from bough.base.messages import Finish, Logprob, Output
-from bough.base.plan import Bools, Ints, PositionLogprobs, StepResult
+from bough.base.plan import Bools, Index, Ints, PositionLogprobs, StepResult
 from bough.scheduler.constraints import Constraints
 from bough.scheduler.finish import OVER_BUDGET, stop_reason
 from bough.scheduler.planner import Flight, Planner
@@ -34,8 +34,7 @@ class Committer:
 
         A row whose request ended while the step was in flight discards what the step sampled for it.
         """
-        rows, plan = self._rows, flight.plan
-        r = plan.rows
+        rows, plan, r = self._rows, flight.plan, flight.rows
         rows.in_flight[r] -= 1
         rows.computed[r] = plan.start + plan.n_new
         if not rows.n_guided and len(result.tokens) == len(r) and False not in rows.live[r].tolist():
@@ -59,8 +58,8 @@ class Committer:
 
     def _tell_apart(self, flight: Flight, result: StepResult) -> list[Output]:
         """The news of rows of which some have sampled, some not, and some what was known before."""
-        rows, plan = self._rows, flight.plan
-        r, unknown = plan.rows, plan.sample
+        rows, plan, r = self._rows, flight.plan, flight.rows
+        unknown = plan.sample
         if rows.n_guided:
             foreseen = plan.sample & (rows.foreseen[r] > 0)
             rows.foreseen[r] -= foreseen
@@ -84,11 +83,11 @@ class Committer:
                 outputs += self._guided(flight.reqs[i], flight, result, i, int(tokens[i]), i in fresh)
         return outputs
 
-    def _append(self, r: Ints, tokens: Ints) -> Bools:
+    def _append(self, r: Index, tokens: Ints) -> Bools:
         """Append one id to each row of ``r`` [N]; returns [N] which ones need a closer look, whatever their ids."""
         rows = self._rows
         n = rows.n_ids[r]
-        rows.ids[r, n] = tokens
+        rows.flat[rows.begin[r] + n] = tokens
         n += 1
         rows.n_ids[r] = n
         look: Bools = n >= rows.look_from[r]
@@ -98,7 +97,7 @@ class Committer:
         self, flight: Flight, result: StepResult, where: Sequence[int], tokens: Ints, look: Bools
     ) -> list[Output]:
         """News of the rows at the plan indices ``where`` [N], which have got ``tokens`` [N]."""
-        rows, r = self._rows, flight.plan.rows
+        rows, r = self._rows, flight.rows
         outputs: list[Output] = []
         for i, token, close_look in zip(where, tokens.tolist(), look.tolist(), strict=True):
             req = flight.reqs[i]
@@ -132,11 +131,11 @@ class Committer:
     def _silent(self, flight: Flight, result: StepResult, sampled: Bools, outputs: list[Output]) -> None:
         """Rows that sampled nothing: chunks of prompts, and requests that wanted prompt logprobs or a vector."""
         rows = self._rows
-        waiting = ~sampled & rows.live[flight.plan.rows] & ~rows.guided[flight.plan.rows]
+        waiting = ~sampled & rows.live[flight.rows] & ~rows.guided[flight.rows]
         for i in np.flatnonzero(waiting).tolist():
             if i in result.failed:
                 continue
-            req, row = flight.reqs[i], int(flight.plan.rows[i])
+            req, row = flight.reqs[i], int(flight.rows[i])
             done = rows.computed[row] == rows.n_ids[row] >= rows.limit[row]
             if req.background:
                 if done:

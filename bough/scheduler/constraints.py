@@ -177,7 +177,7 @@ class Constraints:
         """[B] which rows of ``flight`` sample under a matcher, and so need the tokens of all steps before; or None."""
         if not self._rows.n_guided:
             return None
-        concerned = flight.plan.sample & self._rows.guided[flight.plan.rows]
+        concerned = flight.plan.sample & self._rows.guided[flight.rows]
         return concerned if concerned.any() else None
 
     def masks(self, flight: Flight, concerned: Bools) -> tuple[Masks | None, list[tuple[Req, Finish]]]:
@@ -191,7 +191,7 @@ class Constraints:
         filled: list[tuple[Matcher, int]] = []
         openings: list[tuple[int, int]] = []
         for i in np.flatnonzero(concerned).tolist():
-            row, n = int(flight.plan.rows[i]), len(indices)
+            row, n = int(flight.rows[i]), len(indices)
             guide = flight.reqs[i].guide
             if not rows.live[row] or guide is None or guide.matcher is None:
                 continue

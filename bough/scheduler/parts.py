@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bough.base.plan import Ints, RowInit
+from bough.base.plan import Index, Ints, RowInit
 from bough.scheduler.req import Req
+
+T = TypeVar("T", bound=np.generic)
 
 
 @dataclass(slots=True)
 class Parts:
     """Columns of a plan under construction, one entry per group of rows."""
 
-    rows: list[Ints] = field(default_factory=list)
+    rows: list[Index] = field(default_factory=list)
     start: list[Ints] = field(default_factory=list)
     n_new: list[Ints] = field(default_factory=list)
     tokens: list[Ints] = field(default_factory=list)
@@ -27,7 +31,7 @@ class Parts:
     entered: int = 0
     """Tokens of rows that this plan admits."""
 
-    def add(self, rows: Ints, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
+    def add(self, rows: Index, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
         self.rows.append(rows)
         self.start.append(start)
         self.n_new.append(n_new)
@@ -35,11 +39,11 @@ class Parts:
         self.out_loc.append(out_loc)
 
 
-def joined(parts: list[Ints]) -> Ints:
+def joined(parts: list[NDArray[T]]) -> NDArray[T]:
     """One column of its parts; the part itself where there is only one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def column(row: int, start: int, n: int) -> tuple[Ints, Ints, Ints]:
+def column(row: int, start: int, n: int) -> tuple[Index, Ints, Ints]:
     """Row, start and number of new tokens as a plan's columns."""
-    return np.array([row], np.int32), np.array([start], np.int32), np.array([n], np.int32)
+    return np.array([row], np.intp), np.array([start], np.int32), np.array([n], np.int32)

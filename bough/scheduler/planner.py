@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bough.base.plan import LAST, Bools, Ints, RowInit, StepPlan
+from bough.base.plan import LAST, Bools, Index, Ints, RowInit, StepPlan
 from bough.kv.manager import Admission, KVManager
 from bough.kv.node import NOBODY
 from bough.scheduler.background import BESIDE, Background
@@ -36,9 +36,10 @@ Most requests end early, so it decays while all goes well and rises when a retra
 
 @dataclass(slots=True)
 class Flight:
-    """A plan that was handed to the device, with the requests of its rows in plan order."""
+    """A plan that was handed to the device, with its rows once more and their requests, in plan order."""
 
     plan: StepPlan
+    rows: Index
     reqs: list[Req]
 
 
@@ -166,7 +167,7 @@ class Planner:
                 out_loc = self._kv.grow_rows(running)
                 if out_loc is None:
                     raise OutOfCells
-                parts.add(running, start, todo, rows.ids[running, start], out_loc)
+                parts.add(running, start, todo, rows.flat[rows.begin[running] + start], out_loc)
                 parts.generating = True
                 return self._step_tokens - len(running)
         known = rows.n_ids[running] + rows.ahead[running]
@@ -455,7 +456,7 @@ class Planner:
             step=self._step,
             released=np.array(self._released, dtype=np.int32) if self._released else EMPTY,
             admitted=tuple(parts.admitted),
-            rows=r,
+            rows=r.astype(np.int32),
             start=start,
             n_new=n_new,
             tokens=joined(parts.tokens),
@@ -466,9 +467,9 @@ class Planner:
             window_loc=self._kv.window_locs(out_loc),
         )
         self._released = []
-        return Flight(plan, rows.owners(r.tolist()))
+        return Flight(plan, r, rows.owners(r.tolist()))
 
-    def _forced(self, r: Ints, start: Ints, end: Ints, sample: Bools) -> dict[int, tuple[int, Ints]]:
+    def _forced(self, r: Index, start: Ints, end: Ints, sample: Bools) -> dict[int, tuple[int, Ints]]:
         """The known, generated ids whose logprobs a plan has to report, see :class:`StepPlan`."""
         rows, found = self._rows, {}
         for i in np.flatnonzero(rows.traced[r]).tolist():

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from bough.base.plan import Bools, Ints
-from bough.scheduler.req import EMPTY, NO_ROW, Req
+from bough.base.plan import Bools, Index, Ints
+from bough.scheduler.req import NO_ROW, Req
 
 
 class Rows:
@@ -21,6 +21,7 @@ class Rows:
 
     Attributes:
         ids: [n_rows, max_len] int32, known ids.
+        flat, begin: ids one row behind the other, and where there each row begins.
         n_ids: number of them.
         ahead: tokens that steps in flight will add.
         foreseen: tokens that steps in flight will sample and that are known already, because the grammar forced them.
@@ -43,6 +44,8 @@ class Rows:
 
     def __init__(self, n_rows: int, max_len: int) -> None:
         self.ids: Ints = np.zeros((n_rows, max_len), dtype=np.int32)
+        self.flat: Ints = self.ids.reshape(-1)
+        self.begin: Index = np.arange(n_rows, dtype=np.intp) * max_len
         self.n_ids: Ints = np.zeros(n_rows, dtype=np.int32)
         self.ahead: Ints = np.zeros(n_rows, dtype=np.int32)
         self.foreseen: Ints = np.zeros(n_rows, dtype=np.int32)
@@ -61,16 +64,16 @@ class Rows:
         self.reqs: list[Req | None] = [None] * n_rows
         self.n_guided = 0
         self._order: dict[int, None] = {}
-        self._rows: Ints | None = EMPTY
+        self._rows: Index | None = None
 
     def __len__(self) -> int:
         return len(self._order)
 
     @property
-    def running(self) -> Ints:
+    def running(self) -> Index:
         """[R] rows in order of admission, oldest first."""
         if self._rows is None:
-            self._rows = np.fromiter(self._order, dtype=np.int32, count=len(self._order))
+            self._rows = np.fromiter(self._order, dtype=np.intp, count=len(self._order))
         return self._rows
 
     def owners(self, rows: Iterable[int]) -> list[Req]:

@@ -65,14 +65,9 @@ class DeviceRows:
         self.last_token[init.row] = int(init.ids[-1])
         self.adapter[init.row] = init.adapter
 
-    def note_last(self, rows: Ints, ids: Ints) -> None:
-        """As :meth:`set_last`, of arrays and of ids that are none of them negative, where the device is the host."""
-        assert self.host_last is not None
-        self.host_last[rows] = ids
-
     def set_last(self, rows: Tensor, tokens: Tensor) -> None:
         """Note what ``rows`` [S] sampled: ``tokens`` [S], negative where that failed."""
         if self.host_last is not None:  # as ForwardBatch.on_host
-            self.note_last(rows.numpy(), np.maximum(tokens.numpy(), 0))
+            self.host_last[rows.numpy()] = np.maximum(tokens.numpy(), 0)
         else:
             self.last_token[rows] = tokens.clamp(min=0).int()

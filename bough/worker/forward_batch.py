@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bough.base.plan import NO_ADAPTER, Ints, SharedPrefix, StepPlan
+from bough.base.plan import LAST, NO_ADAPTER, Ints, SharedPrefix, StepPlan
 from bough.device.attention.base import AttentionBatch, WindowLocs
 from bough.device.attention.work import HostBatch
 from bough.device.ops.groups import SharedGroups
@@ -91,11 +91,8 @@ class ForwardBatch:
         turned into batches in their order, each after the sampling of the one before it was launched.
         """
         groups = _groups(plan.shared, rows)
-        on_host = rows.host_table is not None
-        if on_host and len(plan.tokens) == len(plan.rows) and plan.window_loc is None and plan.sample.all():
-            return cls.of_decodes(plan, rows, groups)
         step = HostStep.from_plan(plan)
-        if on_host:
+        if rows.host_table is not None:
             batch = cls.on_host(step, rows, groups)
             # A few tokens of many are worth a region of their own, where the last layer is computed for them alone.
             if not whole and 2 * len(batch.sampled) <= len(plan.tokens):
@@ -121,27 +118,33 @@ class ForwardBatch:
         return cls._of_parts(step, [torch.from_numpy(part) for part in parts], torch.from_numpy(tokens), rows, groups)
 
     @classmethod
-    def of_decodes(cls, plan: StepPlan, rows: DeviceRows, groups: SharedGroups | None = None) -> ForwardBatch:
-        """As :meth:`on_host` for a step in which each row computes one token and samples: little is to be told.
+    def of_decodes(cls, plan: StepPlan, rows: DeviceRows) -> ForwardBatch | None:
+        """As :meth:`from_plan` where the host is the device and each row computes one token and samples: little is to
+        be told. None elsewhere.
 
         The weights have just gone through the caches and left nothing of Python in them: what is called here takes
         several times as long as it does in a loop. So one batch serves all steps of as many rows.
         """
         n, table, last = len(plan.rows), rows.host_table, rows.host_last
-        assert table is not None and last is not None
+        if table is None or last is None or len(plan.tokens) != n or plan.window_loc is not None:
+            return None
+        if False in plan.sample.tolist():
+            return None
         room = rows.decodes.get(n)
         if room is None:
             room = rows.decodes[n] = _DecodeRoom.of(n, rows)
         batch, parts = room
+        at = plan.rows.astype(np.intp)
         parts[0] = plan.rows
         parts[1] = plan.start
         parts[2] = plan.out_loc
-        np.add(plan.start, 1, out=parts[3])
-        parts[4] = np.where(plan.tokens < 0, last[plan.rows], plan.tokens)
-        table[plan.rows, plan.start] = plan.out_loc
+        np.add(plan.start, plan.n_new, out=parts[3])
+        parts[4] = np.where(plan.tokens < 0, last[at], plan.tokens) if LAST in plan.tokens.tolist() else plan.tokens
+        table.reshape(-1)[at * table.shape[1] + plan.start] = plan.out_loc
         attention = batch.attention
-        attention.groups, attention.host = groups, HostBatch(plan.rows, batch.host_q_start, parts[3], plan.shared)
-        batch.adapters = rows.adapter[plan.rows]
+        attention.groups = _groups(plan.shared, rows)
+        attention.host = HostBatch(plan.rows, batch.host_q_start, parts[3], plan.shared)
+        batch.adapters = rows.adapter[at]
         return batch
 
     @classmethod

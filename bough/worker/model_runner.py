@@ -25,7 +25,7 @@ Tensor = torch.Tensor
 
 
 class ModelRunner:
-    """Runs forwards. Everything is called in inference mode."""
+    """Runs forwards. All but :meth:`forward` is called in inference mode."""
 
     def __init__(
         self, model: Model, attention: AttentionBackend, pool: KVPool, adapters: AdapterPool | None = None
@@ -42,19 +42,26 @@ class ModelRunner:
         """The plan's tensors, and last hidden states [T, D], unless ``whole`` only of tokens that are sampled from; the
         KV of all is in the pool afterwards.
 
-        Logits and the likeliest ids as well, where they came at once. ``timer`` is started where the host's
-        preparations end, and the device's work begins.
+        Logits and the likeliest ids as well, where they came at once, and then ``rows`` know these. ``timer`` is
+        started where the host's preparations end, and the device's work begins.
         """
-        if self._graphs is not None and (replayed := self._graphs.forward(plan, timer)) is not None:
-            return *replayed, None
-        batch = ForwardBatch.from_plan(plan, rows, whole)
-        self._attention.plan(batch.attention)
+        batch = ForwardBatch.of_decodes(plan, rows)
+        if batch is not None:
+            self._attention.plan(batch.attention)
+        else:
+            with torch.inference_mode():
+                if self._graphs is not None and (replayed := self._graphs.forward(plan, timer)) is not None:
+                    return *replayed, None
+                batch = ForwardBatch.from_plan(plan, rows, whole)
+                self._attention.plan(batch.attention)
         timer.start()
         if self._adapters is None and len(batch.sampled) == len(plan.tokens):
-            decoded = self._model.decode(batch.tokens, self._pool.k, self._pool.v)
+            decoded = self._model.decode(batch.tokens, rows.last_token, self._pool.k, self._pool.v)
             if decoded is not None:
                 return batch, decoded.hidden, decoded
-        return batch, self.compute(batch), None
+        # What needs no torch is done by now: behind kernels that have emptied the caches this takes time to enter, too.
+        with torch.inference_mode():
+            return batch, self.compute(batch), None
 
     def compute(self, batch: ForwardBatch) -> Tensor:
         """Last hidden states [T, D] of a batch that attention is planned for."""

@@ -106,13 +106,14 @@ class Worker:
     def forward(self, plan: StepPlan) -> ForwardHandle:
         """Update the row state and compute the plan's tokens."""
         timer = self._rows.timer()
-        with torch.inference_mode():
-            for row in plan.released.tolist():
-                self._remove(row)
-            for init in plan.admitted:
-                self._add(init)
-            self._take_forced(plan)
-            batch, hidden, decoded = self._runner.forward(plan, self._rows, timer, self._wants_whole(plan))
+        for row in plan.released.tolist():
+            self._remove(row)
+        if plan.admitted:
+            with torch.inference_mode():
+                for init in plan.admitted:
+                    self._add(init)
+        self._take_forced(plan)
+        batch, hidden, decoded = self._runner.forward(plan, self._rows, timer, self._wants_whole(plan))
         timer.stop()
         return ForwardHandle(plan, batch, hidden, decoded, timer)
 
@@ -153,16 +154,13 @@ class Worker:
         What the rest of :meth:`launch` and :meth:`finish` come to then, in a few lines: behind kernels that have
         emptied the caches each of them counts several times.
         """
-        plan, ids = handle.plan, decoded.ids.tolist()
-        if min(ids) < 0 or self._broken or self._unfinished or plan.forced:
+        plan = handle.plan
+        if not decoded.sure or self._broken or self._unfinished or plan.forced:
             return None
         if self._prompt_logprobs.rows or self._pooler.rows or not self._sampler.plain(plan.rows.tolist()):
             return None
-        tokens = np.array(ids, np.int32)
-        self._rows.note_last(plan.rows, tokens)
-        self._known[plan.rows] += 1
         timer, before = handle.timer, self._before
-        result = StepResult(plan.step, tokens, plan.n_new, seconds=timer.seconds())
+        result = StepResult(plan.step, decoded.ids.copy(), plan.n_new, seconds=timer.seconds())
         result.idle = 0.0 if before is None else timer.since(before)
         self._before = timer
         return Launched(plan, handle.batch.sampled, (before, timer, timer), result, finished=True)
@@ -205,18 +203,18 @@ class Worker:
 
     def _take_forced(self, plan: StepPlan) -> None:
         """Make the tokens that the plan brings and nobody sampled part of their rows' histories."""
-        ends = plan.start + plan.n_new
-        news = ends > self._known[plan.rows]
-        if not news.any():
-            return
-        self._settle()
-        q_end = np.cumsum(plan.n_new)
-        for i in np.flatnonzero(news).tolist():
-            row = int(plan.rows[i])
-            for token in plan.tokens[q_end[i] - (ends[i] - self._known[row]) : q_end[i]].tolist():
-                if token != LAST:  # the row's sampling failed, and the host does not know yet
-                    self._sampler.accept(row, token)
-            self._known[row] = ends[i]
+        at = plan.rows.astype(np.intp)
+        ends, known = plan.start + plan.n_new, self._known[at]
+        news = ends > known
+        if True in news.tolist():
+            self._settle()
+            q_end = np.cumsum(plan.n_new)
+            for i in np.flatnonzero(news).tolist():
+                for token in plan.tokens[q_end[i] - (ends[i] - known[i]) : q_end[i]].tolist():
+                    if token != LAST:  # the row's sampling failed, and the host does not know yet
+                        self._sampler.accept(int(plan.rows[i]), token)
+            known = np.maximum(known, ends)
+        self._known[at] = known + plan.sample
 
     def _report_forced(self, handle: ForwardHandle, result: StepResult) -> None:
         plan, q_start = handle.plan, handle.batch.host_q_start
@@ -284,7 +282,6 @@ class Worker:
             sampling = self._one_by_one(hidden, places, context)
             tokens = to_device(np.array(sampling.tokens, np.int64), hidden.device)
         self._rows.set_last(batch.sample_rows, tokens)
-        self._known[sampled] += 1
         return sampling
 
     def _settle(self) -> None:

@@ -13,7 +13,7 @@ from bough.base.params import SamplingParams
 from bough.device.ops.decode import MOST_ROWS, Decoded
 from bough.device.ops.library import load
 from bough.models.decoder import Decoder
-from bough.worker.forward_batch import ForwardBatch, HostStep
+from bough.worker.forward_batch import ForwardBatch
 from bough.worker.worker import Worker
 from tests.driving import Driver, Sequence_
 
@@ -60,12 +60,12 @@ def test_the_same_bits_as_op_by_op(
     grouped: list[bool] = []
     decode = Decoder.decode
 
-    def watched(self: Decoder, tokens: Any, k: Any, v: Any) -> Decoded | None:
-        decoded = decode(self, tokens, k, v)
+    def watched(self: Decoder, tokens: Any, last: Any, k: Any, v: Any) -> Decoded | None:
+        decoded = decode(self, tokens, last, k, v)
         if decoded is not None:
             taken.append(len(tokens))
             assert self._steps is not None and self._stack is not None
-            call, groups = self._steps._prepared[len(tokens)].call, self._attention.batch.groups
+            call, groups = self._steps._prepared[len(tokens)].stack, self._attention.batch.groups
             assert call.x == self._stack.room[3].data_ptr()  # not what was there before a prompt needed more
             assert call.attention.n_groups == (0 if groups is None else len(groups.tokens))
             grouped.append(groups is not None)
@@ -97,9 +97,7 @@ def test_a_batch_that_is_made_anew_is_described_anew(
     """As for models with windows, whose steps have a batch each."""
     path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
     kept = drive(make_driver(path, dtype=torch.bfloat16, kernels="auto", n_rows=20), 2, True)
-    monkeypatch.setattr(
-        ForwardBatch, "of_decodes", lambda plan, *rest: ForwardBatch.on_host(HostStep.from_plan(plan), *rest)
-    )
+    monkeypatch.setattr(ForwardBatch, "of_decodes", lambda plan, rows: None)
     anew = drive(make_driver(path, dtype=torch.bfloat16, kernels="auto", n_rows=20), 2, True)
     assert [seq.ids for seq in anew] == [seq.ids for seq in kept]
 

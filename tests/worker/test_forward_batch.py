@@ -64,7 +64,8 @@ def test_a_batch_of_decodes_is_that_of_any_tokens(starts: list[int]) -> None:
     here, there = (DeviceRows(N_ROWS, MAX_LEN, torch.device("cpu")) for _ in range(2))
     for rows in (here, there):
         rows.set_last(torch.arange(N_ROWS), torch.arange(N_ROWS) * 11)
-    decodes, batch = ForwardBatch.from_plan(plan, here), ForwardBatch.on_host(HostStep.from_plan(plan), there)
+    decodes, batch = ForwardBatch.of_decodes(plan, here), ForwardBatch.on_host(HostStep.from_plan(plan), there)
+    assert decodes is not None
     for name in ("tokens", "sample_at", "sample_rows"):
         assert torch.equal(getattr(decodes, name), getattr(batch, name))
         assert getattr(decodes, name).dtype == torch.int32

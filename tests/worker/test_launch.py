@@ -84,7 +84,7 @@ def test_the_time_of_the_host_is_not_the_time_of_the_device(
 
     monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     driver = make_driver(path)
-    takes(ForwardBatch, "from_plan", 10.0)
+    takes(ForwardBatch, "of_decodes", 10.0)
     takes(ModelRunner, "compute", 2.0)
     takes(ModelRunner, "logits", 1.0)
     seq = driver.add(0, [4, 5, 6])

@@ -141,6 +141,15 @@ class StackCall(ctypes.Structure):
     )
 
 
+class DecodeCall(ctypes.Structure):
+    """``DecodeCall`` of csrc/common.h."""
+
+    _fields_ = (
+        ("stack", StackCall),
+        *((name, c_void_p) for name in ("table", "head", "ids", "logits", "best", "chosen", "last")),
+    )
+
+
 class Expert(ctypes.Structure):
     """``Expert`` of csrc/common.h."""
 
@@ -208,6 +217,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int)),
     "packed_linear": (None, (c_int, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int)),
     "layer_stack": (None, (c_void_p,)),
+    "decode": (c_int, (c_void_p,)),
     "packed_rows": (None, (c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int)),
     "experts": (None, (c_int, c_void_p)),
     "lora": (None, (c_void_p,)),

@@ -251,6 +251,20 @@ struct StackCall {
     int gelu;
 };
 
+// A step in which each of the T rows of `stack` computes one token, in bfloat16: the embedding `table` of the ids, all layers,
+// the head, and the likeliest id of each row, -1 where its logits are not numbers. `embedded` and `hidden` of the stack are
+// room; logits: [T, head->n_out]; best, chosen: [T], the same ids twice; last: [rows], where they are noted, 0 for -1.
+struct DecodeCall {
+    StackCall stack;
+    const PackedLinear* table;
+    const PackedLinear* head;
+    const int32_t* ids;
+    void* logits;
+    int64_t* best;
+    int32_t* chosen;
+    int32_t* last;
+};
+
 // One expert of a mixture of experts.
 struct Expert {
     LinearParts gate_up, down;

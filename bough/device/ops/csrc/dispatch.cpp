@@ -316,6 +316,24 @@ EXPORT void bough_packed_linear(int dtype, const PackedLinear* l, const void* x,
 
 EXPORT void bough_layer_stack(const StackCall* call) { table->layer_stack(*call); }
 
+// Whether all rows have got an id.
+EXPORT int bough_decode(const DecodeCall* call) {
+    constexpr int DTYPE = 1;
+    const StackCall& stack = call->stack;
+    const int64_t n = stack.rope.n_tokens, vocab = call->head->n_out;
+    table->packed_rows[DTYPE](*call->table, call->ids, n, (void*)stack.embedded, stack.threads);
+    table->layer_stack(stack);
+    table->packed_linear[DTYPE](*call->head, stack.hidden, call->logits, vocab, n, stack.threads);
+    table->argmax[DTYPE](call->logits, call->best, n, vocab, stack.threads);
+    int found = 1;
+    for (int64_t i = 0; i < n; ++i) {
+        const int32_t id = call->chosen[i] = (int32_t)call->best[i];
+        call->last[stack.attention.rows[i]] = id < 0 ? 0 : id;
+        found &= id >= 0;
+    }
+    return found;
+}
+
 EXPORT void bough_packed_rows(int dtype, const PackedLinear* l, const int32_t* ids, int64_t n, void* out,
                               int threads) {
     table->packed_rows[dtype](*l, ids, n, out, threads);
