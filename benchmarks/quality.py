@@ -1,8 +1,8 @@
-"""What rounding the weights costs in quality: perplexity of a fixed text, and how often the greedy choice stays.
+"""What rounding weights, keys and values costs: perplexity of a fixed text, and how often the greedy choice stays.
 
     python benchmarks/quality.py [MODEL ...] [--output FILE] [--document docs/quantization.md]
 
-Every way to hold the weights reads the same text in windows of 512 tokens. Its logits are compared with those of the
+Every way to hold them reads the same text in windows of 512 tokens. Its logits are compared with those of the
 model in bfloat16, position by position: perplexity, the share of positions whose most likely token is the same, and
 the mean Kullback-Leibler divergence in nats.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,12 +30,15 @@ from bough.engine.text import load_text
 from bough.models.registry import model_class
 from bough.weights.fetch import resolve as fetch
 from bough.weights.loader import open_checkpoint
+from bough.worker.build import KV_DTYPES
 from bough.worker.kv_pool import KVPool
 
 TEXT = Path(__file__).parent / "data" / "word_problems.txt"
 WINDOW = 512
-WAYS = ("none", "auto", "int8", "int4")
-COLUMNS = ("weights", "perplexity", "against bf16", "same greedy token", "divergence")
+WAYS = (("none", "auto"), ("auto", "auto"), ("int8", "auto"), ("int4", "auto"), ("none", "int8"), ("int8", "int8"))
+"""Of weights, and of keys and values."""
+
+COLUMNS = ("weights", "keys and values", "perplexity", "against bf16", "same greedy token", "divergence")
 MARKS = "<!-- quality: begin -->", "<!-- quality: end -->"
 
 
@@ -48,14 +52,17 @@ class Weights(TensorSource, Protocol):
 class Reader:
     """A model whose logits of whole windows can be asked for."""
 
-    def __init__(self, checkpoint: Weights, quantize: Any, n_ids: int) -> None:
+    def __init__(self, checkpoint: Weights, quantize: Any, n_ids: int, kv_dtype: str = "auto") -> None:
         ops, dtype, device = resolve_ops("auto"), torch.bfloat16, torch.device("cpu")
         self._attention = PagedAttention(ops)
         scheme = resolve_scheme(quantize, ops, dtype)
         context = LayerContext(checkpoint, ops, scheme, self._attention, dtype, device)
         make = model_class(checkpoint.config["model_type"])
         self._model = make(checkpoint.config, context, n_ids, WINDOW + 1)
-        self._pool = KVPool(self._model.kv_shape, WINDOW, device)
+        shape = self._model.kv_shape
+        if kv_dtype != "auto":
+            shape = replace(shape, dtype=KV_DTYPES[kv_dtype])
+        self._pool = KVPool(shape, WINDOW, device)
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """[T] int32 -> [T, V] float32."""
@@ -81,9 +88,9 @@ def measure(path: Path) -> list[dict[str, Any]]:
     with torch.inference_mode():
         exact = Reader(checkpoint, "none", tokenizer.vocab_size)
         references = [exact.logits(window)[:-1].log_softmax(-1) for window in windows(ids)]
-        for way in WAYS:
-            reader = Reader(checkpoint, way, tokenizer.vocab_size)
-            results.append({"weights": way, **score(reader, list(windows(ids)), references)})
+        for way, kv in WAYS:
+            reader = Reader(checkpoint, way, tokenizer.vocab_size, kv)
+            results.append({"weights": way, "kv": kv, **score(reader, list(windows(ids)), references)})
             print(results[-1], flush=True)
     checkpoint.close()
     return results
@@ -106,10 +113,11 @@ def score(reader: Reader, text: list[torch.Tensor], references: list[torch.Tenso
 
 def table(results: list[dict[str, Any]]) -> str:
     base = results[0]["perplexity"]
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---|--:|--:|--:|--:|"]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---|---|--:|--:|--:|--:|"]
     for r in results:
         name = "bfloat16 (`none`)" if r["weights"] == "none" else f"`{r['weights']}`"
         cells = (
+            "bfloat16" if r["kv"] == "auto" else f"`{r['kv']}`",
             f"{r['perplexity']:.3f}",
             f"{r['perplexity'] / base - 1:+.2%}",
             f"{r['same']:.1%}",
