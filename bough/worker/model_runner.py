@@ -45,7 +45,7 @@ class ModelRunner:
         Logits and the likeliest ids as well, where they came at once, and then ``rows`` know these. ``timer`` is
         started where the host's preparations end, and the device's work begins.
         """
-        batch = ForwardBatch.of_decodes(plan, rows)
+        batch = ForwardBatch.of_decodes(plan, rows) if self._graphs is None else None
         if batch is not None:
             self._attention.plan(batch.attention)
         else:

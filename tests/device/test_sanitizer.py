@@ -27,6 +27,7 @@ NAMES = (
     "device/test_experts.py",
     "device/test_lora.py",
     "models/test_stack.py",
+    "worker/test_decode.py",
 )
 
 
