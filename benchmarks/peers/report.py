@@ -96,6 +96,8 @@ def _line(name: str, s: Standing) -> tuple[str, ...]:
         return f"{seconds:.3g}", f"{seconds / floor:.2f}"
 
     met = "" if s.met is None else " / ".join({True: "yes", False: "no", None: "-"}[m] for m in s.met)
+    if s.met is not None and s.met[0] is None:
+        met = met.replace("-", "at some rates", 1)
     return (
         name,
         f"{s.floor:.3g}",
@@ -186,7 +188,8 @@ def publish(folder: Path, output: Path) -> None:
         "bough by most, and month, day and time name that run where it is another. The lead is the ratio of seconds in "
         "that run; first tokens and gaps are judged alike, both as measured there. What later runs have measured again "
         "in every way is left out. Where rows read more than they multiply, the floor is as certain as the rate at "
-        "which the machine reads, which is between the two that are given with each row.",
+        "which the machine reads, which is between the two that are given with each row: a goal is met, or missed, if "
+        "it is at all rates that the row has seen.",
     ]
     if (about := folder / "about.md").exists():
         parts.append(about.read_text().strip())

@@ -289,14 +289,16 @@ def _once(
 
 
 def add_floor(into: dict[str, Any], row: Row, settings: Settings) -> None:
-    """Write the row's floor here, by the medians of its limits, and on the goal machine."""
+    """Write the row's floor here, by the medians of its limits and by each of them, and on the goal machine."""
     path = models.folder(settings.home, row.model)
     sizes = dict(row.sizes)
     if row.work == "json":
         sizes["out"] = _generated(into) or sizes["out"]
     asks = record(path, row.workload, sizes, "floor")
     of = (asks, int(sizes["concurrency"]), shape_of(path), WEIGHTS[row.bits])
-    into["floor_s"] = round(floor(*of, middle([Limits(**found) for found in into["limits"]])), 4)
+    limits = [Limits(**found) for found in into["limits"]]
+    into["floor_s"] = round(floor(*of, middle(limits)), 4)
+    into["floors"] = [round(floor(*of, found), 4) for found in limits]
     into["goal_machine_floor_s"] = round(floor(*of, GOAL_MACHINE), 4)
 
 

@@ -81,6 +81,8 @@ class Standing:
         goal: None where there is none.
         floor: seconds.
         aim: seconds that bough is to reach here, from the goal's multiple of the floor.
+        aims: the least and the most that they are by any of the limits measured in the row, whose reading rates may lie
+            far apart.
     """
 
     ours: tuple[str, float] | None
@@ -88,6 +90,7 @@ class Standing:
     goal: Goal | None
     floor: float
     aim: float | None
+    aims: tuple[float, float] | None
 
     @property
     def factor(self) -> float | None:
@@ -95,14 +98,16 @@ class Standing:
         return self.best.lead if self.best else None
 
     @property
-    def met(self) -> tuple[bool, bool | None] | None:
-        """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure. Who does
-        not finish reaches none."""
-        if self.goal is None or self.aim is None:
+    def met(self) -> tuple[bool | None, bool | None] | None:
+        """Whether the goals (over the floor, over the best peer) are reached; None without a goal or a figure, or where
+        the limits do not agree. Who does not finish reaches none."""
+        if self.goal is None or self.aims is None:
             return None
         if self.ours is None:
             return False, False
-        return self.ours[1] <= self.aim, None if self.factor is None else self.factor >= self.goal.over_peer
+        least, most = self.aims
+        over_floor = None if least < self.ours[1] <= most else self.ours[1] <= least
+        return over_floor, None if self.factor is None else self.factor >= self.goal.over_peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +165,12 @@ def standings(reports: Sequence[Mapping[str, Any]]) -> dict[str, Standing]:
 
 def _against(name: str, row: Mapping[str, Any], peers: Sequence[Peer]) -> Standing:
     goal = GOALS.get(name)
-    aim = None
+    aim, aims = None, None
     if goal is not None:
         factor = goal.over_floor or (goal.seconds or 0.0) / row["goal_machine_floor_s"]
-        aim = factor * row["floor_s"]
-    return Standing(_ours(row), min(peers, key=lambda peer: peer.lead, default=None), goal, row["floor_s"], aim)
+        aim, aims = factor * row["floor_s"], (factor * min(row["floors"]), factor * max(row["floors"]))
+    best = min(peers, key=lambda peer: peer.lead, default=None)
+    return Standing(_ours(row), best, goal, row["floor_s"], aim, aims)
 
 
 def _ours(row: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -19,7 +19,8 @@ def cell(seconds: float, **figures: float) -> dict[str, Any]:
 
 def result(name: str, **cells: dict[str, Any]) -> dict[str, Any]:
     limits = {"read_gb_s": 80, "bf16_gflop_s": 967, "int8_gop_s": 2130}
-    row = {"sizes": rows.ROWS[name].sizes, "limits": [limits], "floor_s": 1.0, "goal_machine_floor_s": 0.5}
+    row = {"sizes": rows.ROWS[name].sizes, "limits": [limits], "floor_s": 1.0, "floors": [1.0]}
+    row |= {"goal_machine_floor_s": 0.5}
     named = {key.replace("_", " ", 1): value for key, value in cells.items()}
     return {
         "machine": {"date": "2026-11-21", "revision": "abc", "cpu": "Toy", "features": ["avx2"]},
@@ -42,7 +43,7 @@ def both(name: str, wide: float, narrow: float, date: str) -> dict[str, Any]:
 def dated(date: str, found: dict[str, Any], floor: float = 1.0) -> dict[str, Any]:
     found["machine"]["date"] = date
     for row in found["rows"].values():
-        row["floor_s"] = floor
+        row["floor_s"], row["floors"] = floor, [floor]
     return found
 
 
@@ -55,6 +56,16 @@ def test_a_row_is_judged_against_floor_and_best_peer() -> None:
     text = report.markdown(found)
     assert "| 135m/rag/bf16 | 1 | 1.7 | 1.70 | 1.80 | vllm bf16 | 5 | 5.00 | 2.94x | 2.6x | yes / yes |" in text
     assert "llamacpp bf16: failed" in text
+
+
+def test_what_the_limits_do_not_agree_on_is_left_open() -> None:
+    name = "135m/rag/bf16"
+    for floors, met in (([0.9, 1.0, 1.2], None), ([1.0, 1.2], True), ([0.5, 0.9], False)):
+        found = result(name, bough_bf16=cell(1.75), vllm_bf16=cell(5.0))
+        found["rows"][name]["floors"] = floors
+        assert standing.standing(name, found["rows"][name]).met == (met, True)
+        told = {None: "at some rates", True: "yes", False: "no"}[met]
+        assert f"| {told} / yes |" in report.markdown(found)
 
 
 def test_first_tokens_and_gaps_are_judged_of_the_fastest_form() -> None:
