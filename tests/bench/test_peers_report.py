@@ -47,6 +47,14 @@ def dated(date: str, found: dict[str, Any], floor: float = 1.0) -> dict[str, Any
     return found
 
 
+def published(folder: Path, *reports: dict[str, Any]) -> str:
+    """The document of a folder with these results."""
+    for i, found in enumerate(reports):
+        (folder / f"peers-{i}.json").write_text(json.dumps(found))
+    report.publish(folder, folder / "docs" / "performance.md")
+    return (folder / "docs" / "performance.md").read_text()
+
+
 def test_a_row_is_judged_against_floor_and_best_peer() -> None:
     name = "135m/rag/bf16"
     found = result(name, bough_bf16=cell(1.7), vllm_bf16=cell(5.0), llamacpp_bf16=cell(0.1) | {"note": "failed"})
@@ -89,10 +97,7 @@ def test_first_tokens_and_gaps_are_judged_where_each_peer_was_last_measured(tmp_
                                              openvino_int8=cell(3.0, ttft_ms_p50=30.0, itl_ms_p99=9.0))),
         dated("2026-11-27T19:00:00Z", result(name, bough_int8=cell(1.0, ttft_ms_p50=99.0, itl_ms_p99=99.0))),
     ]  # fmt: skip
-    for i, found in enumerate(reports):
-        (tmp_path / f"peers-{i}.json").write_text(json.dumps(found))
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    text = published(tmp_path, *reports)
     every = text.split("## Every row")[1].split("\n## ")[0]
     assert f"| {name} | 20 | 10 (ik q8_0, 11-27 05:09) | 8 | 9 (openvino int8) | no / yes |" in every
     assert f"| {name} | 50 | 30 (openvino int8) | 8 | 9 (openvino int8) | no / yes |" in text, "a run has its own"
@@ -155,15 +160,11 @@ def test_answers_that_ended_early_are_told() -> None:
 
 
 def test_fewer_bits_are_judged_beside_bfloat16_of_one_run(tmp_path: Path) -> None:
-    paths = [tmp_path / f"peers-{i}.json" for i in range(3)]
-    for path, found in zip(paths, (
-        both("135m/rag", 3.0, 1.0, "yesterday"), both("135m/rag", 1.5, 1.0, "today"),
-        result("135m/rag/bf16", bough_bf16=cell(9.0)),
-    )):  # fmt: skip
-        path.write_text(json.dumps(found))
     (tmp_path / "about.md").write_text("Of a machine.\n")
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    text = published(
+        tmp_path, both("135m/rag", 3.0, 1.0, "yesterday"), both("135m/rag", 1.5, 1.0, "today"),
+        result("135m/rag/bf16", bough_bf16=cell(9.0)),
+    )  # fmt: skip
     assert "\n\nOf a machine.\n\n" in text.split("## ")[0]
     every = text.split("## Fewer bits")[1].split("\n## ")[0]
     assert "| 135m/rag/int8 | today | 1.5 | 1 | 80 / 80 | 1.50x | 1.6x | no |" in every and "yesterday" not in every
@@ -206,10 +207,7 @@ def test_the_best_peer_is_the_one_led_by_least_where_each_was_last_measured(tmp_
     assert judged.best == standing.Peer("ik q4_0", 3.6, 3.2, 2.0, "2026-11-27T09:00:00Z"), "not its best"
     assert judged.factor == pytest.approx(3.6 / 3.2), "side by side"
     assert [list(found["rows"]) for found in standing.current(reports)] == [[], [name], [name], [name]]
-    for i, found in enumerate(reports):
-        (tmp_path / f"peers-{i}.json").write_text(json.dumps(found))
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    text = published(tmp_path, *reports)
     every = text.split("## Every row")[1].split("\n## ")[0]
     assert f"| {name} | 1 | 1.5 | 1.50 |  | ik q4_0, 11-27 09:00 | 3.6 | 1.80 | 1.12x |  |  |" in every
     assert f"| {name} | 1 | 1.5 | 1.50 |  | ik q4_1 | 4.2 | 4.20 | 2.80x |  |  |" in text, "a run has its own"
@@ -249,25 +247,19 @@ def test_whoever_misses_a_goal_shows_a_profile(missed: dict[str, Any], tmp_path:
         profile_path(f"135m/rag/{kind}", tmp_path).parent.mkdir(exist_ok=True)
         profile_path(f"135m/rag/{kind}", tmp_path).write_text(f"{kind}: 40% attention\n")
     kind = list(missed["rows"])[-1].rpartition("/")[2]
-    (tmp_path / "peers-1.json").write_text(json.dumps(missed))
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    text = published(tmp_path, missed)
     assert [k for k in ("bf16", "int8") if f"{k}: 40% attention" in text] == [kind]
     assert "Not profiled" not in text
     profile_path(f"135m/rag/{kind}", tmp_path).unlink()
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    assert f"Not profiled: 135m/rag/{kind}." in (tmp_path / "docs" / "performance.md").read_text()
+    assert f"Not profiled: 135m/rag/{kind}." in published(tmp_path, missed)
 
 
 def test_document_and_pictures(tmp_path: Path) -> None:
     name = "135m/rag/bf16"
-    beside, alone = tmp_path / "peers-1.json", tmp_path / "peers-2.json"
-    beside.write_text(json.dumps(result(name, bough_bf16=cell(1.7), vllm_bf16=cell(4.0))))
-    alone.write_text(json.dumps(result(name, bough_bf16=cell(1.6))))
     profile_path(name, tmp_path).parent.mkdir()
     profile_path(name, tmp_path).write_text("40% attention\n")
-    report.publish(tmp_path, tmp_path / "docs" / "performance.md")
-    text = (tmp_path / "docs" / "performance.md").read_text()
+    beside, alone = result(name, bough_bf16=cell(1.7), vllm_bf16=cell(4.0)), result(name, bough_bf16=cell(1.6))
+    text = published(tmp_path, beside, alone)
     assert "images/performance-135m.svg" in text and "yes / no" in text and "yes / -" in text
     assert "40% attention" in text, "a goal is missed beside the peer"
     picture = (tmp_path / "docs" / "images" / "performance-135m.svg").read_text()

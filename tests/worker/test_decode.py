@@ -102,6 +102,21 @@ def test_a_batch_that_is_made_anew_is_described_anew(
     assert [seq.ids for seq in anew] == [seq.ids for seq in kept]
 
 
+def test_groups_that_come_and_go_are_described_anew(tiny_llama: Make, make_driver: Make) -> None:
+    path, _ = tiny_llama(hidden_size=64, intermediate_size=96)
+    driver = make_driver(path, dtype=torch.bfloat16, kernels="auto")
+    model = driver.worker._runner._model
+    first = driver.add(0, range(5, 25), PLAIN)
+    driver.step((first, 0))
+    second = driver.add(1, first.ids[:20] + [7], PLAIN, shared=first.locs[:16])
+    driver.step((second, 0))
+    told = []
+    for driver.share in (True, False, True):
+        driver.step((first, 0), (second, 0))
+        told.append(model._steps._prepared[2].stack.attention.n_groups)
+    assert told == [1, 0, 1]
+
+
 @pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), TOLD, DRAWN], ids=["plain", "told", "drawn"])
 def test_what_a_step_said_stays(params: SamplingParams, tiny_llama: Make, make_driver: Make) -> None:
     """The memory of logits and ids is used again; results that were not taken yet are none of it."""

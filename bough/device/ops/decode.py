@@ -73,14 +73,14 @@ class DecodeSteps:
         self, tokens: Tensor, last: Tensor, batch: AttentionBatch, k: Sequence[Cells], v: Sequence[Cells]
     ) -> Decoded | None:
         """``tokens`` [B] int32, one of each row of ``batch`` -> what they come to; writes their KV to the caches ``k``
-        and ``v`` [N, KH, D] of every layer, and the likeliest ids to the rows of ``last`` [n_rows] int32. None for too
-        many rows."""
+        and ``v`` [N, KH, D] of every layer, and the likeliest ids to the rows of ``last`` [n_rows] int32, which is the
+        same wherever ``batch`` is. None for too many rows."""
         n = tokens.shape[0]
         if n > MOST_ROWS:
             return None
         self._stack.use(k, v)
         step = self._prepared.get(n)
-        if step is None or not self._is_of(step, tokens, last, batch, k):
+        if step is None or not self._is_of(step, tokens, batch, k):
             step = self._prepared[n] = self._prepare(tokens, last, batch, k)
         threads = torch.get_num_threads()
         if step.groups is not batch.groups or step.threads != threads:
@@ -88,14 +88,8 @@ class DecodeSteps:
             step.groups, step.threads = batch.groups, threads
         return step.results[self._function(step.call_at)]
 
-    def _is_of(self, step: _Prepared, tokens: Tensor, last: Tensor, batch: AttentionBatch, k: Sequence[Cells]) -> bool:
-        return (
-            step.tokens is tokens
-            and step.last is last
-            and step.batch is batch
-            and step.caches is k
-            and step.room is self._stack.room
-        )
+    def _is_of(self, step: _Prepared, tokens: Tensor, batch: AttentionBatch, k: Sequence[Cells]) -> bool:
+        return step.tokens is tokens and step.batch is batch and step.caches is k and step.room is self._stack.room
 
     def _prepare(self, tokens: Tensor, last: Tensor, batch: AttentionBatch, k: Sequence[Cells]) -> _Prepared:
         n, size = len(tokens), self._weight.n_in
