@@ -65,6 +65,10 @@ class ScheduleConfig:
     step_tokens: int | None = option(
         None, "token budget of one step; longer prompts are cut into chunks of at most four fifths"
     )
+    mixed_tokens: int | None = option(
+        None,
+        "token budget of a step in which sequences generate, for each prompt that waits: less keeps them steadier",
+    )
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
     jump_forward: Literal["on", "off"] = option("on", "append tokens that a grammar forces without sampling them")
     grammar_backend: Literal["llguidance", "xgrammar"] = option(

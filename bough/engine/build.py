@@ -30,7 +30,7 @@ from bough.device.platform.cuda import CudaPlatform, device_of
 from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor, StreamExecutor, WorkerExecutor
-from bough.engine.resolve import resolve
+from bough.engine.resolve import paced, resolve
 from bough.engine.text import PROMPT_TAIL, load_text
 from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
@@ -132,8 +132,9 @@ def build(config: Config) -> EngineCore:
     finally:
         checkpoint.close()
     built = executor.built
+    schedule = paced(schedule, built.n_parameters, built.routed)
     if not built.causal:  # whole texts, and nothing of one that another could use
-        schedule = replace(schedule, step_tokens=max(schedule.step_tokens, context_length))
+        schedule = replace(schedule, step_tokens=max(sizes.step_tokens, context_length))
     kv = KVManager(
         built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction,
         config.kv.cache if built.causal else "none", None if built.window is None else WindowSize(*built.window),

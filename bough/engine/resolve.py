@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bough.base.config import Config
+from bough.base.config import Config, ScheduleConfig
 from bough.base.errors import ConfigError
 from bough.device.platform.cpu import default_threads, features
 
@@ -37,6 +37,11 @@ TILES_TOKENS = 160
 
 TILES = {"avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"}
 """What the kernels that multiply in tiles need."""
+
+SMALL_PARAMETERS = 350_000_000
+"""Up to so many, a step of the default's tokens keeps whoever generates waiting for a moment only."""
+LEAST_SHARE = 5
+"""One in so many tokens of a step is few enough for a large model: with less, its weights are read for too little."""
 
 DEFAULTS = {"cpu": Defaults(64, 80, 0.4), "cuda": Defaults(256, 8192, 0.9)}
 
@@ -81,17 +86,41 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
             step_tokens = min(step_tokens * (threads or default_threads(root)), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)
+    # Who asks for steps of so many tokens gets them.
+    given = device == "cuda" or schedule.step_tokens is not None
+    mixed_tokens = _at_least_one("mixed_tokens", schedule.mixed_tokens) or (step_tokens if given else None)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
+    if mixed_tokens is not None and mixed_tokens > step_tokens:
+        raise ConfigError(f"a step has {step_tokens} tokens, not {mixed_tokens}", param="mixed_tokens")
     depth = _depth(device, threads, root) if schedule.depth is None else schedule.depth
     return replace(
         config,
         device=replace(config.device, device=device),
         kv=replace(kv, memory_share=share),
-        schedule=replace(schedule, max_running=max_running, step_tokens=step_tokens, depth=depth),
+        schedule=replace(
+            schedule, max_running=max_running, step_tokens=step_tokens, mixed_tokens=mixed_tokens, depth=depth
+        ),
     )
+
+
+def paced(schedule: ScheduleConfig, n_parameters: int, routed: bool) -> ScheduleConfig:
+    """``schedule`` with the default for ``mixed_tokens`` that :func:`resolve` leaves to the model's size.
+
+    Products of some fifty rows come as near to what a CPU can compute as those of some hundred, so that a prompt loses
+    little by small steps. A large model's running streams then wait a fraction of a second for each of its steps, as a
+    small one's do. Not if it is ``routed``: a step of a few tokens reads nearly all experts, however few these are.
+    """
+    step_tokens = schedule.step_tokens
+    assert step_tokens is not None
+    if schedule.mixed_tokens is not None:
+        return schedule
+    if routed or n_parameters <= SMALL_PARAMETERS:
+        return replace(schedule, mixed_tokens=step_tokens)
+    tokens = max(step_tokens * SMALL_PARAMETERS // n_parameters, step_tokens // LEAST_SHARE)
+    return replace(schedule, mixed_tokens=tokens)
 
 
 def _depth(device: Literal["cpu", "cuda"], threads: int | None, root: Path) -> Literal[0, 1]:

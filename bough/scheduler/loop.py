@@ -67,7 +67,8 @@ class Scheduler:
     integers) and ``executor`` are handed in, so the same object serves, is simulated and is tested.
 
     Args:
-        config: policy, depth and budgets; ``max_running``, ``step_tokens`` and ``depth`` are resolved.
+        config: policy, depth and budgets; ``max_running``, ``step_tokens`` and ``depth`` are resolved. Without
+            ``mixed_tokens``, as in recordings of engines that had none, all steps have the same budget.
         limits: bounds on requests and on the queue.
         model: vocabulary, context length and end-of-sequence ids.
         stop_matcher: builds the matcher of a request's stop strings; raises InvalidRequest for a bad pattern.
@@ -113,6 +114,7 @@ class Scheduler:
             self._programs,
             self._background,
             config.step_tokens,
+            config.step_tokens if config.mixed_tokens is None else config.mixed_tokens,
             model.eos_ids,
             clock,
             whole=not model.causal,

@@ -18,6 +18,8 @@ T = TypeVar("T", bound=np.generic)
 class Parts:
     """Columns of a plan under construction, one entry per group of rows."""
 
+    budget: int
+    """Tokens that the plan may have."""
     rows: list[Index] = field(default_factory=list)
     start: list[Ints] = field(default_factory=list)
     n_new: list[Ints] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -58,12 +59,14 @@ class Planner:
         programs: Programs,
         background: Background,
         step_tokens: int,
+        mixed_tokens: int,
         eos_ids: tuple[int, ...],
         clock: Callable[[], float],
         *,
         whole: bool = False,
     ) -> None:
-        """``whole``: a prompt is computed in one step or waits; a step must have room for the longest."""
+        """``mixed_tokens``: of a step in which rows generate, for each prompt that is to be computed. ``whole``: a
+        prompt is computed in one step or waits; a step must have room for the longest."""
         self._kv = kv
         self._whole = whole
         self._rows = rows
@@ -71,7 +74,7 @@ class Planner:
         self._programs = programs
         self._background = background
         self._step_tokens = step_tokens
-        self._reserve = step_tokens // RESERVE
+        self._mixed_tokens = mixed_tokens
         self._eos_ids = eos_ids
         self._clock = clock
         self._headroom = HEADROOM_START
@@ -101,7 +104,7 @@ class Planner:
         if self._preempted:
             self._make_room(*self._preempted)
         while True:
-            parts = Parts()
+            parts = Parts(self._step_tokens)
             try:
                 budget = self._plan_running(parts, settled)
                 break
@@ -168,8 +171,7 @@ class Planner:
                 if out_loc is None:
                     raise OutOfCells
                 parts.add(running, start, todo, rows.flat[rows.begin[running] + start], out_loc)
-                parts.generating = True
-                return self._step_tokens - len(running)
+                return self._beside(parts, len(running), len(self._queue))
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
@@ -180,7 +182,7 @@ class Planner:
             & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
         )
         budget = self._step_tokens
-        single = running[more & (todo == 1)][:budget]
+        single, several = running[more & (todo == 1)][:budget], running[more & (todo > 1)].tolist()
         if len(single):
             out_loc = self._kv.grow_rows(single)
             if out_loc is None:
@@ -188,16 +190,15 @@ class Planner:
             start = rows.planned[single]
             tokens = np.where(start < rows.n_ids[single], rows.ids[single, start], np.int32(LAST))
             parts.add(single, start, np.ones_like(start), tokens, out_loc)
-            parts.generating = True
-            budget -= len(single)
+            budget = self._beside(parts, len(single), len(several) + len(self._queue))
         extended: list[tuple[int, int]] = []
-        for row in running[more & (todo > 1)].tolist():
+        for row in several:
             if budget == 0:
                 break
             left = int(rows.n_ids[row] - rows.planned[row] - rows.held[row])
             if parts.cut and left > budget:
                 continue
-            n = self._chunk(left, budget)
+            n = self._chunk(parts, left, budget)
             if n < left:
                 parts.cut = rows.req(row)
             extended.append((row, self._extend(parts, row, n)))
@@ -220,10 +221,18 @@ class Planner:
         parts.add(*column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
 
-    def _chunk(self, todo: int, budget: int) -> int:
+    def _beside(self, parts: Parts, n: int, prompts: int) -> int:
+        """Tokens that ``prompts`` prompts may have beside ``n`` rows that generate: some, however many these are. One
+        prompt alone goes in small steps, as it makes nobody wait but those rows."""
+        parts.generating = True
+        parts.budget = min(self._mixed_tokens * max(prompts, 1), self._step_tokens)
+        return min(self._step_tokens - n, max(parts.budget - n, ceil(parts.budget / RESERVE)))
+
+    def _chunk(self, parts: Parts, todo: int, budget: int) -> int:
         """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost
         a step of its own. Who cannot leaves a reserve for those who can."""
-        return todo if todo <= budget else max(budget - self._reserve, min(budget, self._reserve))
+        reserve = parts.budget // RESERVE
+        return todo if todo <= budget else max(budget - reserve, min(budget, reserve))
 
     def _undo(self, parts: Parts) -> None:
         """Give back the cells of a plan that will not be made."""
@@ -268,10 +277,11 @@ class Planner:
         """Whether ``req`` would only make others wait: those that generate, as enough enters already; or those that end
         their prompts, where it cannot and would begin with a few tokens, or be the second one that is cut."""
         todo = len(req.ids) - self._queue.length(req) - req.held
-        if parts.generating and not parts.cut and todo > 1 and parts.entered * CROWDED >= self._step_tokens:
+        if parts.generating and not parts.cut and todo > 1 and parts.entered * CROWDED >= parts.budget:
             return True
         others = any(n_new[0] > 1 for n_new in parts.n_new)
-        return todo > budget and not self._whole and (parts.cut is not None or (others and budget < 2 * self._reserve))
+        few = budget < 2 * (parts.budget // RESERVE)
+        return todo > budget and not self._whole and (parts.cut is not None or (others and few))
 
     def _make_room(self, victim: Req, req: Req) -> None:
         """Retract ``victim`` in favour of ``req``, unless either is not there any more."""
@@ -314,7 +324,7 @@ class Planner:
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
         left = todo - req.held
-        n = self._chunk(left, budget)
+        n = self._chunk(parts, left, budget)
         fits = kv.available >= todo + reserved and not (self._whole and n < todo) and self._windows_fit(req)
         out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:
@@ -423,7 +433,7 @@ class Planner:
     def _next_suspect(self) -> Flight | None:
         """One suspect alone in a plan. It waits in no queue, and nobody else runs beside it."""
         self.stop_background()
-        parts = Parts()
+        parts = Parts(self._step_tokens)
         req = self.suspects[0]
         while True:
             self._queue.push(req)

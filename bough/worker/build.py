@@ -68,6 +68,8 @@ class BuiltWorker:
     vocab_size: int
     labels: tuple[str, ...]
     causal: bool
+    routed: bool
+    """Whether each token uses a few of its experts only."""
     ops: Ops
 
 
@@ -128,6 +130,7 @@ def build_worker(
         model.vocab_size,
         model.labels,
         model.causal,
+        context.routed,
         context.ops,
     )
 

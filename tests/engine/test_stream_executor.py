@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +18,6 @@ from bough.device.platform.cpu import CpuPlatform
 from bough.device.platform.cuda import lost
 from bough.engine import build as building
 from bough.engine.executor import StreamExecutor
-from bough.engine.resolve import resolve
 from tests.engine.test_equivalence import NUMBERS, engine, run, workload
 from tests.lora import write_adapter
 
@@ -152,60 +149,6 @@ def test_random_weights_of_a_config(tiny_model: Path, tmp_path: Path) -> None:
     assert core.scheduler.stats().generated_tokens == 5
     core.close()
     real.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "threads", "asked", "depth"),
-    [("cpu", None, None, 0), ("cpu", 3, None, 0), ("cpu", 2, None, 1), ("cpu", 2, 0, 0), ("cpu", None, 1, 1),
-     ("cuda", None, None, 1), ("cuda", None, 0, 0)],
-)  # fmt: skip
-def test_the_host_works_beside_a_device_that_leaves_it_a_core(
-    device: Literal["cpu", "cuda"], threads: int | None, asked: Literal[0, 1] | None, depth: int,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
-    config = Config(device=DeviceConfig(threads=threads), schedule=ScheduleConfig(depth=asked))
-    assert resolve(config, device, tmp_path).schedule.depth == depth
-
-
-@pytest.mark.parametrize(
-    ("threads", "running", "asked", "tokens"),
-    [(None, None, None, 240), (2, None, None, 160), (1, None, None, 128), (1, 8, None, 80), (2, 200, None, 400),
-     (100, None, None, 1024), (100, 1024, None, 2048), (2, None, 70, 70)],
-)  # fmt: skip
-def test_a_step_of_a_cpu_takes_about_as_long_with_any_number_of_threads(
-    threads: int | None, running: int | None, asked: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2})
-    schedule = ScheduleConfig(max_running=running, step_tokens=asked)
-    config = Config(device=DeviceConfig(threads=threads), schedule=schedule)
-    assert resolve(config, root=tmp_path).schedule.step_tokens == tokens
-
-
-def test_a_step_is_longer_where_tiles_multiply(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cpuinfo").write_text(
-        "processor : 0\nflags : avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8\n"
-    )
-    config = Config(device=DeviceConfig(threads=2))
-    assert resolve(config, root=tmp_path).schedule.step_tokens == 320
-    single = replace(config, model=ModelConfig(dtype="float32"))
-    assert resolve(single, root=tmp_path).schedule.step_tokens == 160
-
-
-def test_what_needs_a_gpu_says_so() -> None:
-    for config in (
-        Config(model=ModelConfig(dtype="float16")),
-        Config(model=ModelConfig(quantize="fp8")),
-        Config(kv=KVConfig(kv_dtype="fp8")),
-        Config(device=DeviceConfig(attention="flashinfer")),
-    ):
-        with pytest.raises(ConfigError, match="needs a GPU"):
-            resolve(config, "cpu")
-        assert resolve(config, "cuda").schedule.max_running == 256
-    with pytest.raises(ConfigError, match="no CUDA device"):
-        building.build(Config(device=DeviceConfig(device="cuda")))
 
 
 def test_cells_that_the_gpu_does_not_know_are_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,30 @@ def test_prompts_beside_rows_that_generate(
     assert shares[1 : 1 + len(expected)] == expected
 
 
+@pytest.mark.parametrize(
+    ("generating", "lengths", "expected"),
+    [
+        pytest.param(0, [200], [[CUT], [72]], id="a whole step where nobody generates"),
+        pytest.param(1, [100], [[1, 31], [1, 31], [1, 38]], id="a prompt alone goes in small steps"),
+        pytest.param(1, [90, 60], [[1, 63], [1, 27, 36], [1, 24]], id="two are worth twice as much"),
+        pytest.param(1, [200, 60, 60, 60], [[1, CUT - 1], [1, 73, 60]], id="four as much as there is"),
+        pytest.param(45, [20], [[*[1] * 45, 8], [*[1] * 45, 8], [*[1] * 45, 4]], id="some beside any number of rows"),
+    ],
+)
+def test_prompts_in_smaller_steps_beside_rows_that_generate(
+    generating: int, lengths: list[int], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = World(step_tokens=STEP, mixed_tokens=40, max_running=64)
+    shares = shares_of(w, monkeypatch)
+    w.submit(*(request(f"d{i}", [i + 1], max_tokens=40, ignore_eos=True) for i in range(generating)))
+    if generating:
+        w.step()
+    w.submit(*(prompt(f"p{i}", n, 10 * i + 60) for i, n in enumerate(lengths)))
+    w.run()
+    begun = bool(generating)
+    assert shares[begun : begun + len(expected)] == expected
+
+
 def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     w = World(step_tokens=STEP, policy="priority", cells=600)
     shares = shares_of(w, monkeypatch)

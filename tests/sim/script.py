@@ -54,6 +54,7 @@ class Settings:
     chunked: bool = False
     lag: int = 0
     turn_share: int = TURN_SHARE
+    mixed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,7 @@ class _Writer:
         if self._on["too_long"]:
             cells = max(self._page_size, cells * 2 // 3 // self._page_size * self._page_size)
         max_running = rng.choice((1, 2, 3, 4, 8, 16) if not self._on["pressure"] else (3, 4, 8, 16))
-        return Settings(
+        settings = Settings(
             page_size=self._page_size,
             policy=self._policy(),
             eviction=rng.choice(("lru", "lru", "lfu", "fifo", "arc", "program"))
@@ -307,6 +308,7 @@ class _Writer:
             queue_requests=rng.randint(2, 12) if self._on["queue_bound"] else 100,
             jump=rng.random() < 0.8,
         )
+        return replace(settings, mixed_tokens=rng.choice((None, rng.randint(1, settings.step_tokens))))
 
     def _policy(self) -> str:
         if self._on["program"]:

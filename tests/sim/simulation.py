@@ -103,6 +103,7 @@ class Simulation:
             policy=settings.policy,
             max_running=settings.max_running,
             step_tokens=settings.step_tokens,  # type: ignore[arg-type]
+            mixed_tokens=settings.mixed_tokens,
             depth=settings.depth,
             max_wait=settings.max_wait,  # type: ignore[arg-type]
             jump_forward="on" if settings.jump else "off",

@@ -33,6 +33,7 @@ class LayerContext:
         adapters: the low-rank updates that rows may have; None: no row has any.
         dtype, device: of parameters and compute.
         n_parameters: values read so far.
+        routed: it has experts, of which a token uses a few.
         capturable: a step of the model can be captured: nothing in it asks the device for a number.
     """
 
@@ -51,6 +52,7 @@ class LayerContext:
         self._scheme = scheme
         self.attention = attention
         self.n_parameters = 0
+        self.routed = False
         self.capturable = True
         self.device = device
         self._source, self.dtype = source, dtype

@@ -129,6 +129,7 @@ class Experts:
         self._activation: Callable[[Tensor], Tensor] = clamp or context.ops.silu_mul
         parts = [ExpertParts(e.gate_up.parts, e.down.parts, _stored(e)) for e in experts]
         self._fused = context.ops.experts(parts, (hidden_size, inner_size), clamp)
+        context.routed = True
         # One after another, the host has to know which experts are used.
         context.capturable &= self._fused is not None
         if context.adapters is not None:

@@ -305,7 +305,7 @@ ORDER = (
         "one long prompt made one long step",
         Planner,
         "_try_admit",
-        "n = self._chunk(left, budget)",
+        "n = self._chunk(parts, left, budget)",
         "n = left",
     ),
     simple(
@@ -313,8 +313,8 @@ ORDER = (
         "the decode rows were not counted",
         Planner,
         "_plan_running",
-        "budget -= len(single)",
-        "pass",
+        "budget = self._beside(parts, len(single), len(several) + len(self._queue))",
+        "parts.generating = True",
     ),
     simple(
         "impossible_request_waits",
