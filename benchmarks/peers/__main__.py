@@ -1,4 +1,5 @@
-"""``python -m benchmarks.peers setup | list | run | company | busy | pauses | table | profile``, see README.md."""
+"""``python -m benchmarks.peers COMMAND``: setup, list, run, company, newcomer, busy, pauses, table, profile; see
+README.md."""
 
 from __future__ import annotations
 
@@ -44,6 +45,12 @@ def build_parser() -> argparse.ArgumentParser:
     company = commands.add_parser("company", help="whether a workload starves beside two others")
     company.add_argument("--third", default="chat", metavar="NAME", help="the workload (default: %(default)s)")
     _configure_comparison(company, _company, "company.json")
+    newcomer = commands.add_parser("newcomer", help="what a long prompt does to a stream that it comes beside")
+    newcomer.add_argument("--model", choices=("135m", "1b"), default="1b", help="(default: %(default)s)")
+    newcomer.add_argument(
+        "--tokens", type=int, nargs=2, default=(300, 1500), metavar=("ANSWER", "PROMPT"), help="(default: %(default)s)"
+    )
+    _configure_comparison(newcomer, _newcomer, "newcomer.json")
     busy = commands.add_parser("busy", help="what other programs cost that use the processors meanwhile")
     busy.add_argument("--programs", type=int, default=2, metavar="INT", help="at most (default: %(default)s)")
     _configure_comparison(busy, _busy, "busy.json")
@@ -172,6 +179,12 @@ def _company(arguments: argparse.Namespace, settings: Settings) -> object:
     from benchmarks.peers.company import compare
 
     return compare(_engines(arguments), settings, arguments.third, arguments.repeats)
+
+
+def _newcomer(arguments: argparse.Namespace, settings: Settings) -> object:
+    from benchmarks.peers.newcomer import compare
+
+    return compare(_engines(arguments), settings, arguments.model, arguments.tokens, arguments.repeats)
 
 
 def _busy(arguments: argparse.Namespace, settings: Settings) -> object:
