@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.engines import Contender, Engine, Settings
-from benchmarks.peers.running import Running, start
+from benchmarks.peers.running import Running, start_server
 from benchmarks.peers.work import WORK
 from bough.bench.machine import facts
 from bough.bench.measures import Figures, measure, medians
@@ -47,7 +47,7 @@ def compare(
     found: dict[str, Any] = {}
     of = dict(zip((STREAM, PROMPT), tokens, strict=True))
     for engine in engines:
-        running = start(Contender(engine, "bf16"), settings, model, settings.home.log(engine.name))
+        running = start_server(Contender(engine, "bf16"), settings, model, settings.home.log(engine.name))
         try:
             together(running, "warm-up", of)
             runs = [together(running, str(i), of) for i in range(repeats)]

@@ -39,6 +39,13 @@ def start(contender: Contender, settings: Settings, model: str, log: Path) -> Ru
     return Server(launch, DIALECTS[contender.engine.dialect], _name(contender, settings, model), log)
 
 
+def start_server(contender: Contender, settings: Settings, model: str, log: Path) -> Running:
+    """As :func:`start`, for workloads that run at the same time; Unavailable, too, if it takes one after the other."""
+    if contender.engine.launch(settings, model, contender.format).health is None:
+        raise Unavailable(f"{contender.engine.name} takes one workload at a time")
+    return start(contender, settings, model, log)
+
+
 def _name(contender: Contender, settings: Settings, model: str) -> str:
     """What requests call the model: only ``transformers serve`` wants the folder again."""
     if contender.engine.dialect != "transformers":
