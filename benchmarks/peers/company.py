@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.engines import Contender, Engine, Settings
-from benchmarks.peers.running import Running, start_server
+from benchmarks.peers.running import Running, need_servers, start
 from benchmarks.peers.work import WORK
 from bough.bench.machine import facts
 from bough.bench.measures import Figures, measure, medians
@@ -51,8 +51,11 @@ def beside(running: Running, work: str, seed: str) -> Figures:
 def compare(engines: Sequence[Engine], settings: Settings, third: str, repeats: int) -> dict[str, Any]:
     """The report: medians of every engine."""
     found: dict[str, Any] = {}
-    for engine in engines:
-        running = start_server(Contender(engine, "bf16"), settings, "135m", settings.home.log(engine.name))
+    contenders = [Contender(engine, "bf16") for engine in engines]
+    need_servers(contenders, settings, "135m")
+    for contender in contenders:
+        engine = contender.engine
+        running = start(contender, settings, "135m", settings.home.log(engine.name))
         try:
             for kind in (third, *OTHERS):
                 running.run(kind, WORK[kind].sizes | WORK[kind].warm, "warm-up", 600.0)

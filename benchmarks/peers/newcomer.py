@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers.engines import Contender, Engine, Settings
-from benchmarks.peers.running import Running, start_server
+from benchmarks.peers.running import Running, need_servers, start
 from benchmarks.peers.work import WORK
 from bough.bench.machine import facts
 from bough.bench.measures import Figures, measure, medians
@@ -24,7 +24,8 @@ MOST_SECONDS = 300.0
 
 
 def together(running: Running, seed: str, tokens: dict[str, int]) -> dict[str, Figures]:
-    """The figures of the stream and of the prompt; ``tokens`` of the answer and of the prompt."""
+    """The figures of the stream and of the prompt, and whether the stream ``outlasted`` it; ``tokens`` of the answer
+    and of the prompt."""
     found: dict[str, Figures] = {}
 
     def run(work: str, size: str) -> None:
@@ -37,6 +38,8 @@ def together(running: Running, seed: str, tokens: dict[str, int]) -> dict[str, F
     run(PROMPT, "prompt")
     found[PROMPT]["outlasted"] = int(stream.is_alive())
     stream.join()
+    if STREAM not in found:
+        raise RuntimeError("the stream failed, see above")
     return found
 
 
@@ -46,8 +49,11 @@ def compare(
     """The report: medians of every engine. ``tokens`` of the stream's answer and of the prompt."""
     found: dict[str, Any] = {}
     of = dict(zip((STREAM, PROMPT), tokens, strict=True))
-    for engine in engines:
-        running = start_server(Contender(engine, "bf16"), settings, model, settings.home.log(engine.name))
+    contenders = [Contender(engine, "bf16") for engine in engines]
+    need_servers(contenders, settings, model)
+    for contender in contenders:
+        engine = contender.engine
+        running = start(contender, settings, model, settings.home.log(engine.name))
         try:
             together(running, "warm-up", of)
             runs = [together(running, str(i), of) for i in range(repeats)]
@@ -56,4 +62,11 @@ def compare(
         figures = {work: medians([run[work] for run in runs]) for work in of}
         found[engine.name] = {"version": engine.version(settings), **figures}
         print(engine.name, json.dumps(found[engine.name], indent=1), flush=True)
-    return {"benchmark": "newcomer", "machine": facts(), "model": model, "tokens": of, "found": found}
+    return {
+        "benchmark": "newcomer",
+        "machine": facts(),
+        "threads": settings.threads,
+        "model": model,
+        "tokens": of,
+        "found": found,
+    }

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import select
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -39,11 +40,11 @@ def start(contender: Contender, settings: Settings, model: str, log: Path) -> Ru
     return Server(launch, DIALECTS[contender.engine.dialect], _name(contender, settings, model), log)
 
 
-def start_server(contender: Contender, settings: Settings, model: str, log: Path) -> Running:
-    """As :func:`start`, for workloads that run at the same time; Unavailable, too, if it takes one after the other."""
-    if contender.engine.launch(settings, model, contender.format).health is None:
-        raise Unavailable(f"{contender.engine.name} takes one workload at a time")
-    return start(contender, settings, model, log)
+def need_servers(contenders: Sequence[Contender], settings: Settings, model: str) -> None:
+    """Unavailable if one of them cannot be started, or takes no workload while another one runs."""
+    for contender in contenders:
+        if contender.engine.launch(settings, model, contender.format).health is None:
+            raise Unavailable(f"{contender.engine.name} takes one workload at a time")
 
 
 def _name(contender: Contender, settings: Settings, model: str) -> str:

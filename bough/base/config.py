@@ -67,7 +67,8 @@ class ScheduleConfig:
     )
     mixed_tokens: int | None = option(
         None,
-        "token budget of a step in which sequences generate, for each prompt that waits: less keeps them steadier",
+        "token budget of a step in which sequences generate, for each prompt that is to be computed; fewer keep them"
+        " steadier, and the prompt takes longer (default, on a CPU: the larger a dense model, the fewer)",
     )
     depth: Literal[0, 1] | None = option(None, "steps launched ahead of the host: 0 synchronous, 1 overlapped")
     jump_forward: Literal["on", "off"] = option("on", "append tokens that a grammar forces without sampling them")

@@ -132,8 +132,9 @@ def build(config: Config) -> EngineCore:
     finally:
         checkpoint.close()
     built = executor.built
-    schedule = paced(schedule, built.n_parameters, built.routed)
-    if not built.causal:  # whole texts, and nothing of one that another could use
+    if built.causal:
+        schedule = paced(schedule, built.n_parameters, built.routed)
+    else:  # whole texts, and nothing of one that another could use
         schedule = replace(schedule, step_tokens=max(sizes.step_tokens, context_length))
     kv = KVManager(
         built.pool_tokens, config.kv.page_size, sizes.n_rows, context_length, config.kv.eviction,

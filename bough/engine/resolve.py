@@ -78,23 +78,26 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
         raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
     max_running = _at_least_one("max_running", schedule.max_running) or defaults.max_running
     step_tokens = _at_least_one("step_tokens", schedule.step_tokens)
+    tiles = TILES <= set(features(root)) and config.model.dtype != "float32"
     if step_tokens is None:
         step_tokens = defaults.step_tokens
         if device == "cpu":
-            if TILES <= set(features(root)) and config.model.dtype != "float32":
+            if tiles:
                 step_tokens = TILES_TOKENS
             step_tokens = min(step_tokens * (threads or default_threads(root)), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)
-    # Who asks for steps of so many tokens gets them.
-    given = device == "cuda" or schedule.step_tokens is not None
+    # Who asks for steps of so many tokens gets them. Tiles have not been measured with fewer.
+    given = device == "cuda" or tiles or schedule.step_tokens is not None
     mixed_tokens = _at_least_one("mixed_tokens", schedule.mixed_tokens) or (step_tokens if given else None)
     if step_tokens < max_running:
         raise ConfigError(
             f"a step of {step_tokens} tokens cannot hold {max_running} running requests", param="step_tokens"
         )
     if mixed_tokens is not None and mixed_tokens > step_tokens:
-        raise ConfigError(f"a step has {step_tokens} tokens, not {mixed_tokens}", param="mixed_tokens")
+        raise ConfigError(
+            f"mixed_tokens must be at most step_tokens, {step_tokens}, not {mixed_tokens}", param="mixed_tokens"
+        )
     depth = _depth(device, threads, root) if schedule.depth is None else schedule.depth
     return replace(
         config,

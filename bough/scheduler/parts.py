@@ -19,7 +19,7 @@ class Parts:
     """Columns of a plan under construction, one entry per group of rows."""
 
     budget: int
-    """Tokens that the plan may have."""
+    """Tokens of the step, of which prompts get shares; beside many rows that generate there may be more."""
     rows: list[Index] = field(default_factory=list)
     start: list[Ints] = field(default_factory=list)
     n_new: list[Ints] = field(default_factory=list)

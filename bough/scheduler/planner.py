@@ -182,7 +182,7 @@ class Planner:
             & ((rows.ahead[running] == 0) | (known < rows.limit[running]))
         )
         budget = self._step_tokens
-        single, several = running[more & (todo == 1)][:budget], running[more & (todo > 1)].tolist()
+        single, several = running[more & (todo == 1)][:budget], more & (todo > 1)
         if len(single):
             out_loc = self._kv.grow_rows(single)
             if out_loc is None:
@@ -190,9 +190,18 @@ class Planner:
             start = rows.planned[single]
             tokens = np.where(start < rows.n_ids[single], rows.ids[single, start], np.int32(LAST))
             parts.add(single, start, np.ones_like(start), tokens, out_loc)
-            budget = self._beside(parts, len(single), len(several) + len(self._queue))
+        generated = len(single)
+        answers = rows.planned[running] >= rows.n_entered[running]
+        for row in running[several & answers].tolist():  # whose grammar forces some tokens
+            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), budget - generated)
+            if n > 0:
+                self._extend(parts, row, n)
+                generated += n
+        prompts = running[several & ~answers].tolist()
+        if generated:
+            budget = self._beside(parts, generated, len(prompts) + len(self._queue))
         extended: list[tuple[int, int]] = []
-        for row in several:
+        for row in prompts:
             if budget == 0:
                 break
             left = int(rows.n_ids[row] - rows.planned[row] - rows.held[row])
@@ -222,11 +231,14 @@ class Planner:
         return start + n
 
     def _beside(self, parts: Parts, n: int, prompts: int) -> int:
-        """Tokens that ``prompts`` prompts may have beside ``n`` rows that generate: some, however many these are. One
-        prompt alone goes in small steps, as it makes nobody wait but those rows."""
+        """Tokens that ``prompts`` prompts may have beside ``n`` of rows that generate, of which ``parts`` are told.
+
+        One prompt alone goes in small steps, as it makes nobody wait but those rows. Of many rows each step takes a
+        while anyway, so that prompts have half of the small budget beside any number of them.
+        """
         parts.generating = True
         parts.budget = min(self._mixed_tokens * max(prompts, 1), self._step_tokens)
-        return min(self._step_tokens - n, max(parts.budget - n, ceil(parts.budget / RESERVE)))
+        return min(self._step_tokens - n, max(parts.budget - n, ceil(parts.budget / 2)))
 
     def _chunk(self, parts: Parts, todo: int, budget: int) -> int:
         """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost

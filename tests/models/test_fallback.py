@@ -11,9 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bough.base.config import KVConfig
 from bough.base.errors import ConfigError
+from bough.device.layers.context import LayerContext
 from bough.models.registry import MODELS
-from tests.driving import make_driver
+from bough.weights.loader import open_checkpoint
+from bough.worker.build import WorkerSizes, build_worker
+from tests.driving import device_parts, make_driver
 from tests.models.parity import HALF, LONGROPE, WHOLE, Case, check, distance, ids_of, make_checkpoint
 
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -64,6 +68,17 @@ def test_logits_equal_transformers(name: str, tmp_path: Path, caplog: pytest.Log
         seq = rounded.add(0, ids_of(2, 40), WHOLE)
         rounded.run([seq], 3)
         assert distance(seq, model) < 6e-2
+
+
+@pytest.mark.parametrize(("name", "routed"), [("phimoe", True), ("granitemoe", True), ("opt", False)])
+def test_models_with_experts_say_so(name: str, routed: bool, tmp_path: Path) -> None:
+    make_checkpoint(CASES[name], tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    context = LayerContext(checkpoint, *device_parts("reference", torch.float32))
+    sizes = WorkerSizes(n_ids=97, context_length=64, n_rows=2)
+    built = build_worker(checkpoint.config, context, sizes, KVConfig(pool_tokens=128), lambda: 1 << 40)
+    checkpoint.close()
+    assert built.routed == routed
 
 
 ROTARIES = {

@@ -83,7 +83,8 @@ def test_prompts_beside_rows_that_generate(
         pytest.param(1, [100], [[1, 31], [1, 31], [1, 38]], id="a prompt alone goes in small steps"),
         pytest.param(1, [90, 60], [[1, 63], [1, 27, 36], [1, 24]], id="two are worth twice as much"),
         pytest.param(1, [200, 60, 60, 60], [[1, CUT - 1], [1, 73, 60]], id="four as much as there is"),
-        pytest.param(45, [20], [[*[1] * 45, 8], [*[1] * 45, 8], [*[1] * 45, 4]], id="some beside any number of rows"),
+        pytest.param(1, [43, 30, 30], [[1, 43], [1, 30], [1, 30]], id="who enters with a third of three keeps others out"),
+        pytest.param(45, [50], [[*[1] * 45, 12], [*[1] * 45, 12]], id="half of one beside any number of rows"),
     ],
 )
 def test_prompts_in_smaller_steps_beside_rows_that_generate(
@@ -98,6 +99,29 @@ def test_prompts_in_smaller_steps_beside_rows_that_generate(
     w.run()
     begun = bool(generating)
     assert shares[begun : begun + len(expected)] == expected
+
+
+def test_the_smallest_budget_moves_a_prompt_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP, mixed_tokens=1)
+    shares = shares_of(w, monkeypatch)
+    w.submit(*(request(f"d{i}", [i + 1], max_tokens=9, ignore_eos=True) for i in range(3)))
+    w.step()
+    w.submit(prompt("p", 4, 10))
+    w.run()
+    assert shares[1:5] == [[1, 1, 1, 1]] * 4
+
+
+def test_forced_tokens_are_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed at once, and beside them one prompt is still the only one."""
+    w = World(step_tokens=STEP, mixed_tokens=40)
+    shares = shares_of(w, monkeypatch)
+    w.submit(*(request(f"d{i}", [i + 1], max_tokens=90, ignore_eos=True) for i in range(2)))
+    w.step()
+    rows = w.scheduler._rows
+    rows.foresee(int(rows.running[1]), list(range(10, 60)))
+    w.submit(prompt("p", 100, 10))
+    w.run()
+    assert shares[1:4] == [[1, 51, 12], [1, 1, 30], [1, 1, 30]]
 
 
 def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
