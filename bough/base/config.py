@@ -63,7 +63,7 @@ class ScheduleConfig:
     policy: PolicyName = option("lpm", "order of the waiting requests")
     max_running: int | None = option(None, "most sequences in one step")
     step_tokens: int | None = option(
-        None, "token budget of one step; longer prompts are cut into chunks of at most four fifths"
+        None, "token budget of one step; longer prompts are cut into chunks, of at most four fifths where others wait"
     )
     mixed_tokens: int | None = option(
         None,

@@ -20,6 +20,8 @@ class Parts:
 
     budget: int
     """Tokens of the step, of which prompts get shares; beside many rows that generate there may be more."""
+    reserve: int = 0
+    """Of these, what a prompt that goes on in the next step leaves to those that end."""
     rows: list[Index] = field(default_factory=list)
     start: list[Ints] = field(default_factory=list)
     n_new: list[Ints] = field(default_factory=list)

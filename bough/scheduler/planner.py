@@ -23,7 +23,7 @@ MAX_RETRACTIONS = 3
 """A request that lost its row this often keeps the next one, so that everybody gets through."""
 
 RESERVE = 5
-"""One in so many tokens of a step is for those who need no further step for their prompt."""
+"""One in so many tokens of a step is for those who need no further step for their prompt, if others go on in one."""
 
 CROWDED = 3
 """Beside rows that generate no further prompt enters once those that enter, and end, have one in so many tokens of the
@@ -160,7 +160,7 @@ class Planner:
         rows = self._rows
         running = rows.running
         if not len(running):
-            return self._step_tokens
+            return self._share(parts, 0, len(self._queue))
         if settled and not rows.n_guided and self._background.running is None and len(running) <= self._step_tokens:
             # Then all of them are live and wait for nothing. In a step of decodes each lacks one token; behind kernels
             # that have emptied the caches every line counts.
@@ -171,7 +171,7 @@ class Planner:
                 if out_loc is None:
                     raise OutOfCells
                 parts.add(running, start, todo, rows.flat[rows.begin[running] + start], out_loc)
-                return self._beside(parts, len(running), len(self._queue))
+                return self._share(parts, len(running), len(self._queue))
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
@@ -198,8 +198,7 @@ class Planner:
                 self._extend(parts, row, n)
                 generated += n
         prompts = running[several & ~answers].tolist()
-        if generated:
-            budget = self._beside(parts, generated, len(prompts) + len(self._queue))
+        budget = self._share(parts, generated, len(prompts) + len(self._queue))
         extended: list[tuple[int, int]] = []
         for row in prompts:
             if budget == 0:
@@ -230,21 +229,23 @@ class Planner:
         parts.add(*column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
 
-    def _beside(self, parts: Parts, n: int, prompts: int) -> int:
-        """Tokens that ``prompts`` prompts may have beside ``n`` of rows that generate, of which ``parts`` are told.
+    def _share(self, parts: Parts, generated: int, prompts: int) -> int:
+        """Tokens that ``prompts`` prompts may have beside ``generated`` ones of rows that generate; sets what is shared
+        out in ``parts``.
 
-        One prompt alone goes in small steps, as it makes nobody wait but those rows. Of many rows each step takes a
-        while anyway, so that prompts have half of the small budget beside any number of them.
+        Beside those rows one prompt alone goes in small steps, as nobody else waits for it. Of many rows each step
+        takes a while anyway, so that prompts have half of the small budget beside any number of them.
         """
-        parts.generating = True
-        parts.budget = min(self._mixed_tokens * max(prompts, 1), self._step_tokens)
-        return min(self._step_tokens - n, max(parts.budget - n, ceil(parts.budget / 2)))
+        if generated:
+            parts.generating = True
+            parts.budget = min(self._mixed_tokens * max(prompts, 1), self._step_tokens)
+        parts.reserve = parts.budget // RESERVE if prompts > 1 else 0
+        return min(self._step_tokens - generated, max(parts.budget - generated, ceil(parts.budget / 2)))
 
     def _chunk(self, parts: Parts, todo: int, budget: int) -> int:
         """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost
         a step of its own. Who cannot leaves a reserve for those who can."""
-        reserve = parts.budget // RESERVE
-        return todo if todo <= budget else max(budget - reserve, min(budget, reserve))
+        return todo if todo <= budget else max(budget - parts.reserve, min(budget, parts.reserve))
 
     def _undo(self, parts: Parts) -> None:
         """Give back the cells of a plan that will not be made."""
@@ -292,7 +293,7 @@ class Planner:
         if parts.generating and not parts.cut and todo > 1 and parts.entered * CROWDED >= parts.budget:
             return True
         others = any(n_new[0] > 1 for n_new in parts.n_new)
-        few = budget < 2 * (parts.budget // RESERVE)
+        few = budget < 2 * parts.reserve
         return todo > budget and not self._whole and (parts.cut is not None or (others and few))
 
     def _make_room(self, victim: Req, req: Req) -> None:

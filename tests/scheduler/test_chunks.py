@@ -12,7 +12,7 @@ from bough.scheduler.planner import Flight
 from .world import MODEL, World, request
 
 STEP, CUT = 160, 128
-"""The budget of a step, and what a prompt gets of it that goes on in the next one."""
+"""The budget of a step, and what a prompt gets of it that goes on in the next one while others wait."""
 
 
 def shares_of(world: World, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -38,7 +38,8 @@ def prompt(name: str, n: int, first: int, max_tokens: int = 1, priority: int = 0
 @pytest.mark.parametrize(
     ("lengths", "expected"),
     [
-        pytest.param([CUT + 142], [[CUT], [142]], id="the end of a prompt needs no step of its own"),
+        pytest.param([STEP + 110], [[STEP], [110]], id="one alone takes whole steps"),
+        pytest.param([CUT + 142, 20], [[CUT, 20], [142]], id="the end of a prompt needs no step of its own"),
         pytest.param([70, 70, 70], [[70, 70], [70]], id="who would only begin waits for those who end"),
         pytest.param([1, 54, 40], [[1, 54, 40]], id="a prompt of one token generates nothing yet"),
         pytest.param([400, 30, 90], [[CUT, 30], [CUT], [144], [90]], id="one is cut, shorter ones end in the reserve"),
@@ -61,7 +62,7 @@ def test_prompts_share_a_step(lengths: list[int], expected: list[list[int]], mon
         pytest.param(
             [CUT + 59, 40], [[1, CUT - 1], [1, 60, 40]], id="what running rows add to theirs is no reason to wait"
         ),
-        pytest.param([400, 30], [[1, CUT - 1, 30], [1, 1, CUT - 2]], id="beside one that is cut, shorter ones end"),
+        pytest.param([400, 30], [[1, CUT - 1, 30], [1, 1, STEP - 2]], id="beside one that is cut, shorter ones end"),
     ],
 )
 def test_prompts_beside_rows_that_generate(
@@ -79,12 +80,14 @@ def test_prompts_beside_rows_that_generate(
 @pytest.mark.parametrize(
     ("generating", "lengths", "expected"),
     [
-        pytest.param(0, [200], [[CUT], [72]], id="a whole step where nobody generates"),
-        pytest.param(1, [100], [[1, 31], [1, 31], [1, 38]], id="a prompt alone goes in small steps"),
+        pytest.param(0, [200], [[STEP], [40]], id="a whole step where nobody generates"),
+        pytest.param(1, [100], [[1, 39], [1, 39], [1, 22]], id="a prompt alone goes in small steps"),
         pytest.param(1, [90, 60], [[1, 63], [1, 27, 36], [1, 24]], id="two are worth twice as much"),
         pytest.param(1, [200, 60, 60, 60], [[1, CUT - 1], [1, 73, 60]], id="four as much as there is"),
-        pytest.param(1, [43, 30, 30], [[1, 43], [1, 30], [1, 30]], id="who enters with a third of three keeps others out"),
-        pytest.param(45, [50], [[*[1] * 45, 12], [*[1] * 45, 12]], id="half of one beside any number of rows"),
+        pytest.param(
+            1, [43, 30, 30], [[1, 43], [1, 30], [1, 30]], id="who enters with a third keeps others out"
+        ),
+        pytest.param(45, [50], [[*[1] * 45, 20], [*[1] * 45, 20]], id="half of one beside any number of rows"),
     ],
 )
 def test_prompts_in_smaller_steps_beside_rows_that_generate(
@@ -121,7 +124,7 @@ def test_forced_tokens_are_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     rows.foresee(int(rows.running[1]), list(range(10, 60)))
     w.submit(prompt("p", 100, 10))
     w.run()
-    assert shares[1:4] == [[1, 51, 12], [1, 1, 30], [1, 1, 30]]
+    assert shares[1:4] == [[1, 51, 20], [1, 1, 38], [1, 1, 38]]
 
 
 def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,20 +136,20 @@ def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch)
     w.step()
     w.submit(prompt("a", 505, 20, priority=1))
     w.run()
-    assert shares[:4] == [[1], [1, CUT - 1], [1, CUT - 1], [1, 146]] and not w.scheduler.stats().retracted
+    assert shares[:4] == [[1], [1, STEP - 1], [1, CUT - 1], [1, 114]] and not w.scheduler.stats().retracted
 
 
 def test_nobody_makes_room_for_who_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     w = World(step_tokens=STEP, policy="priority")
     shares = shares_of(w, monkeypatch)
-    w.submit(prompt("b", 2 * CUT + 116, 10))
+    w.submit(prompt("b", STEP + CUT + 116, 10))
     w.step()
     w.submit(prompt("a", 142, 20, priority=1))
     w.step()
     w.scheduler.receive(Abort(["a"]))
     w.submit(prompt("short", 8, 30, priority=1))
     w.run()
-    assert shares == [[CUT], [CUT], [116, 8]] and not w.scheduler.stats().retracted
+    assert shares == [[STEP], [CUT], [116, 8]] and not w.scheduler.stats().retracted
 
 
 def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,9 +166,9 @@ def test_prompts_get_on_while_nearly_all_of_the_budget_is_decoded(monkeypatch: p
 @pytest.mark.parametrize(
     ("policy", "priority", "expected"),
     [
-        pytest.param("priority", 1, [[CUT], [CUT], [142], [116]], id="who is cut makes room for a higher priority"),
-        pytest.param("priority", 0, [[CUT], [CUT], [116], [142]], id="not for the same"),
-        pytest.param("fcfs", 1, [[CUT], [CUT], [116], [142]], id="nor where priorities mean nothing"),
+        pytest.param("priority", 1, [[STEP], [CUT], [142], [116]], id="who is cut makes room for a higher priority"),
+        pytest.param("priority", 0, [[STEP], [CUT], [116], [142]], id="not for the same"),
+        pytest.param("fcfs", 1, [[STEP], [CUT], [116], [142]], id="nor where priorities mean nothing"),
     ],
 )
 def test_a_prompt_of_higher_priority(
@@ -173,7 +176,7 @@ def test_a_prompt_of_higher_priority(
 ) -> None:
     w = World(step_tokens=STEP, policy=policy)
     shares = shares_of(w, monkeypatch)
-    w.submit(prompt("long", 2 * CUT + 116, 10))
+    w.submit(prompt("long", STEP + CUT + 116, 10))
     w.step()
     w.submit(prompt("urgent", 142, 20, priority=priority))
     w.run()

@@ -313,7 +313,7 @@ ORDER = (
         "the decode rows were not counted",
         Planner,
         "_plan_running",
-        "budget = self._beside(parts, generated, len(prompts) + len(self._queue))",
+        "budget = self._share(parts, generated, len(prompts) + len(self._queue))",
         "parts.generating = True",
     ),
     simple(
