@@ -84,9 +84,7 @@ def test_prompts_beside_rows_that_generate(
         pytest.param(1, [100], [[1, 39], [1, 39], [1, 22]], id="a prompt alone goes in small steps"),
         pytest.param(1, [90, 60], [[1, 63], [1, 27, 36], [1, 24]], id="two are worth twice as much"),
         pytest.param(1, [200, 60, 60, 60], [[1, CUT - 1], [1, 73, 60]], id="four as much as there is"),
-        pytest.param(
-            1, [43, 30, 30], [[1, 43], [1, 30], [1, 30]], id="who enters with a third keeps others out"
-        ),
+        pytest.param(1, [43, 30, 30], [[1, 43], [1, 30], [1, 30]], id="who enters with a third keeps others out"),
         pytest.param(45, [50], [[*[1] * 45, 20], [*[1] * 45, 20]], id="half of one beside any number of rows"),
     ],
 )
