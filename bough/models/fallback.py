@@ -268,5 +268,6 @@ def _built(config: Mapping[str, Any], context: LayerContext) -> Any:
             raise ConfigError(f"the checkpoint {what} {len(names)} parameters, such as {', '.join(sorted(names)[:3])}")
     model.to(context.device)
     context.n_parameters += sum(parameter.numel() for parameter in model.parameters())
-    context.routed |= hasattr(read.get_text_config(), "num_experts_per_tok")
+    sizes = read.get_text_config().to_dict()
+    context.routed |= any("experts" in name and isinstance(n, int) and n > 1 for name, n in sizes.items())
     return model

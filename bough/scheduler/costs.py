@@ -26,9 +26,9 @@ class Costs:
 
     def step(self, seconds: float, n_tokens: int, n_rows: int) -> None:
         """A step of ``n_rows`` rows computed ``n_tokens``."""
-        if n_tokens >= 2 * n_rows:
+        if n_tokens >= 4 * n_rows:
             self.token_seconds = learnt(self.token_seconds or None, seconds / n_tokens)
-        else:
+        elif n_tokens < 2 * n_rows:  # what is between them is neither
             self.step_seconds = learnt(self.step_seconds or None, seconds)
 
     def answered(self, n_tokens: int) -> None:

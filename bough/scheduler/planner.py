@@ -192,12 +192,14 @@ class Planner:
             parts.add(single, start, np.ones_like(start), tokens, out_loc)
         generated = len(single)
         answers = rows.planned[running] >= rows.n_entered[running]
-        for row in running[several & answers].tolist():  # whose grammar forces some tokens
-            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), budget - generated)
+        prompts = running[several & ~answers].tolist()
+        # Tokens that grammars force leave half of the step to a prompt that has begun.
+        room = budget // 2 if prompts else budget
+        for row in running[several & answers].tolist():
+            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), room - generated)
             if n > 0:
                 self._extend(parts, row, n)
                 generated += n
-        prompts = running[several & ~answers].tolist()
         budget = self._share(parts, generated, len(prompts) + len(self._queue))
         extended: list[tuple[int, int]] = []
         for row in prompts:

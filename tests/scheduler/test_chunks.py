@@ -125,6 +125,20 @@ def test_forced_tokens_are_no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shares[1:4] == [[1, 51, 20], [1, 1, 38], [1, 1, 38]]
 
 
+def test_forced_tokens_leave_half_of_a_step_to_a_prompt_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = World(step_tokens=STEP)
+    shares = shares_of(w, monkeypatch)
+    w.submit(request("d", [1], max_tokens=300, ignore_eos=True))
+    w.step()
+    w.submit(prompt("p", 400, 10))
+    w.step()
+    rows = w.scheduler._rows
+    rows.foresee(int(rows.running[0]), [k % 90 + 1 for k in range(150)])
+    w.run()
+    # The last of the row's tokens is one that was sampled.
+    assert shares[1:5] == [[1, STEP - 1], [80, 80], [71, 89], [1, 72]]
+
+
 def test_nobody_makes_room_for_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     w = World(step_tokens=STEP, policy="priority", cells=600)
     shares = shares_of(w, monkeypatch)
