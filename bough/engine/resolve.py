@@ -78,12 +78,12 @@ def resolve(config: Config, device: Literal["cpu", "cuda"] = "cpu", root: Path =
         raise ConfigError(f"{config.lora.lora_dir} is no folder of adapters", param="lora_dir")
     max_running = _at_least_one("max_running", schedule.max_running) or defaults.max_running
     step_tokens = _at_least_one("step_tokens", schedule.step_tokens)
-    tiles = TILES <= set(features(root)) and config.model.dtype != "float32"
+    tiles = device == "cpu" and TILES <= set(features(root)) and config.model.dtype != "float32"
     if step_tokens is None:
         step_tokens = defaults.step_tokens
+        if tiles:
+            step_tokens = TILES_TOKENS
         if device == "cpu":
-            if tiles:
-                step_tokens = TILES_TOKENS
             step_tokens = min(step_tokens * (threads or default_threads(root)), MOST_DEFAULT_TOKENS)
         # Prompts get on when all rows run, too.
         step_tokens = max(step_tokens, 2 * max_running)

@@ -67,8 +67,7 @@ class Scheduler:
     integers) and ``executor`` are handed in, so the same object serves, is simulated and is tested.
 
     Args:
-        config: policy, depth and budgets; ``max_running``, ``step_tokens`` and ``depth`` are resolved. Without
-            ``mixed_tokens``, as in recordings of engines that had none, all steps have the same budget.
+        config: policy, depth and budgets, resolved; without ``mixed_tokens`` (old recordings) all steps have the same.
         limits: bounds on requests and on the queue.
         model: vocabulary, context length and end-of-sequence ids.
         stop_matcher: builds the matcher of a request's stop strings; raises InvalidRequest for a bad pattern.
@@ -114,7 +113,7 @@ class Scheduler:
             self._programs,
             self._background,
             config.step_tokens,
-            config.step_tokens if config.mixed_tokens is None else config.mixed_tokens,
+            config.mixed_tokens or config.step_tokens,
             model.eos_ids,
             clock,
             whole=not model.causal,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,9 @@ from bough.base.plan import Index, Ints, RowInit
 from bough.scheduler.req import Req
 
 T = TypeVar("T", bound=np.generic)
+
+RESERVE = 5
+"""One in so many tokens of a step is for those who need no further step for their prompt, if others go on in one."""
 
 
 @dataclass(slots=True)
@@ -34,6 +38,25 @@ class Parts:
     """Whether a row that runs computes the one token it lacks."""
     entered: int = 0
     """Tokens of rows that this plan admits."""
+
+    def share(self, mixed_tokens: int, generated: int, prompts: int) -> int:
+        """Tokens that ``prompts`` prompts may have beside ``generated`` ones of rows that generate, in a step that has
+        ``mixed_tokens`` for each of them then; sets what is shared out.
+
+        One prompt alone goes in small steps, as nobody but those rows waits for it. Of many rows each step takes a
+        while anyway, so that prompts have half of the small budget beside any number of them.
+        """
+        whole = self.budget
+        if generated:
+            self.generating = True
+            self.budget = min(mixed_tokens * max(prompts, 1), whole)
+        self.reserve = self.budget // RESERVE if prompts > 1 else 0
+        return min(whole - generated, max(self.budget - generated, ceil(self.budget / 2)))
+
+    def chunk(self, todo: int, budget: int) -> int:
+        """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost
+        a step of its own. Who cannot leaves a reserve for those who can."""
+        return todo if todo <= budget else max(budget - self.reserve, min(budget, self.reserve))
 
     def add(self, rows: Index, start: Ints, n_new: Ints, tokens: Ints, out_loc: Ints) -> None:
         self.rows.append(rows)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from bough.scheduler.rows import Rows
 
 MAX_RETRACTIONS = 3
 """A request that lost its row this often keeps the next one, so that everybody gets through."""
-
-RESERVE = 5
-"""One in so many tokens of a step is for those who need no further step for their prompt, if others go on in one."""
 
 CROWDED = 3
 """Beside rows that generate no further prompt enters once those that enter, and end, have one in so many tokens of the
@@ -160,7 +156,7 @@ class Planner:
         rows = self._rows
         running = rows.running
         if not len(running):
-            return self._share(parts, 0, len(self._queue))
+            return parts.share(self._mixed_tokens, 0, len(self._queue))
         if settled and not rows.n_guided and self._background.running is None and len(running) <= self._step_tokens:
             # Then all of them are live and wait for nothing. In a step of decodes each lacks one token; behind kernels
             # that have emptied the caches every line counts.
@@ -171,7 +167,7 @@ class Planner:
                 if out_loc is None:
                     raise OutOfCells
                 parts.add(running, start, todo, rows.flat[rows.begin[running] + start], out_loc)
-                return self._share(parts, len(running), len(self._queue))
+                return parts.share(self._mixed_tokens, len(running), len(self._queue))
         known = rows.n_ids[running] + rows.ahead[running]
         todo = known - rows.planned[running] - rows.held[running]
         # A row whose last allowed token is being sampled right now only waits for its commit.
@@ -196,19 +192,19 @@ class Planner:
         # Tokens that grammars force leave half of the step to a prompt that has begun.
         room = budget // 2 if prompts else budget
         for row in running[several & answers].tolist():
-            n = min(int(rows.n_ids[row] - rows.planned[row] - rows.held[row]), room - generated)
+            n = min(self._left(row), room - generated)
             if n > 0:
                 self._extend(parts, row, n)
                 generated += n
-        budget = self._share(parts, generated, len(prompts) + len(self._queue))
+        budget = parts.share(self._mixed_tokens, generated, len(prompts) + len(self._queue))
         extended: list[tuple[int, int]] = []
         for row in prompts:
             if budget == 0:
                 break
-            left = int(rows.n_ids[row] - rows.planned[row] - rows.held[row])
+            left = self._left(row)
             if parts.cut and left > budget:
                 continue
-            n = self._chunk(parts, left, budget)
+            n = parts.chunk(left, budget)
             if n < left:
                 parts.cut = rows.req(row)
             extended.append((row, self._extend(parts, row, n)))
@@ -231,23 +227,9 @@ class Planner:
         parts.add(*column(row, start, n), ids[start : start + n].copy(), out_loc)
         return start + n
 
-    def _share(self, parts: Parts, generated: int, prompts: int) -> int:
-        """Tokens that ``prompts`` prompts may have beside ``generated`` ones of rows that generate; sets what is shared
-        out in ``parts``.
-
-        Beside those rows one prompt alone goes in small steps, as nobody else waits for it. Of many rows each step
-        takes a while anyway, so that prompts have half of the small budget beside any number of them.
-        """
-        if generated:
-            parts.generating = True
-            parts.budget = min(self._mixed_tokens * max(prompts, 1), self._step_tokens)
-        parts.reserve = parts.budget // RESERVE if prompts > 1 else 0
-        return min(self._step_tokens - generated, max(parts.budget - generated, ceil(parts.budget / 2)))
-
-    def _chunk(self, parts: Parts, todo: int, budget: int) -> int:
-        """How many of ``todo`` tokens a row computes with ``budget`` left: all if it can, as a rest of a few would cost
-        a step of its own. Who cannot leaves a reserve for those who can."""
-        return todo if todo <= budget else max(budget - parts.reserve, min(budget, parts.reserve))
+    def _left(self, row: int) -> int:
+        """Known ids of ``row`` that are to be planned."""
+        return int(self._rows.n_ids[row] - self._rows.planned[row] - self._rows.held[row])
 
     def _undo(self, parts: Parts) -> None:
         """Give back the cells of a plan that will not be made."""
@@ -339,7 +321,7 @@ class Planner:
         row, cached_len = admission.row, admission.cached_len
         todo = len(req.ids) - cached_len
         left = todo - req.held
-        n = self._chunk(parts, left, budget)
+        n = parts.chunk(left, budget)
         fits = kv.available >= todo + reserved and not (self._whole and n < todo) and self._windows_fit(req)
         out_loc = kv.grow(row, n) if fits else None
         if out_loc is None:

@@ -16,6 +16,8 @@ from bough.engine import build as building
 from bough.engine import resolve as resolving
 from bough.engine.resolve import paced, resolve
 
+SMALL = ScheduleConfig(max_running=16)
+
 
 @pytest.mark.parametrize(
     ("device", "threads", "asked", "depth"),
@@ -75,23 +77,25 @@ def test_what_needs_a_gpu_says_so() -> None:
 @pytest.mark.parametrize(
     ("parameters", "routed", "asked", "tokens"),
     [
-        pytest.param(135_000_000, False, {}, 160, id="small"),
-        pytest.param(500_000_000, False, {}, 112, id="larger"),
-        pytest.param(1_100_000_000, False, {}, 50, id="large"),
-        pytest.param(7_000_000_000, False, {}, 32, id="so large that less would not be worth its weights"),
-        pytest.param(7_000_000_000, True, {}, 160, id="experts"),
-        pytest.param(7_000_000_000, False, {"step_tokens": 96}, 96, id="who asks for steps gets them"),
-        pytest.param(7_000_000_000, False, {"step_tokens": 96, "mixed_tokens": 70}, 70, id="and for smaller ones"),
-        pytest.param(7_000_000_000, False, {"mixed_tokens": 70}, 70, id="or for those alone"),
+        pytest.param(135_000_000, False, SMALL, 160, id="small"),
+        pytest.param(500_000_000, False, SMALL, 112, id="larger"),
+        pytest.param(1_100_000_000, False, SMALL, 50, id="large"),
+        pytest.param(7_000_000_000, False, SMALL, 32, id="so large that less would not be worth its weights"),
+        pytest.param(7_000_000_000, True, SMALL, 160, id="experts"),
+        pytest.param(7_000_000_000, False, replace(SMALL, step_tokens=96), 96, id="who asks for steps gets them"),
+        pytest.param(
+            7_000_000_000, False, replace(SMALL, step_tokens=96, mixed_tokens=70), 70, id="and for smaller ones"
+        ),
+        pytest.param(7_000_000_000, False, replace(SMALL, mixed_tokens=70), 70, id="or for those alone"),
     ],
 )
 def test_steps_in_which_rows_generate_are_smaller_the_larger_the_model(
-    parameters: int, routed: bool, asked: dict[str, int], tokens: int, tmp_path: Path
+    parameters: int, routed: bool, asked: ScheduleConfig, tokens: int, tmp_path: Path
 ) -> None:
-    config = Config(device=DeviceConfig(threads=2), schedule=ScheduleConfig(max_running=16, **asked))  # type: ignore[arg-type]
+    config = Config(device=DeviceConfig(threads=2), schedule=asked)
     assert paced(resolve(config, root=tmp_path).schedule, parameters, routed).mixed_tokens == tokens
     whole = resolve(config, "cuda", tmp_path).schedule
-    assert paced(whole, parameters, routed).mixed_tokens == asked.get("mixed_tokens", whole.step_tokens)
+    assert paced(whole, parameters, routed).mixed_tokens == (asked.mixed_tokens or whole.step_tokens)
 
 
 def test_a_step_is_not_smaller_than_what_it_may_mix(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ ORDER = (
         "one long prompt made one long step",
         Planner,
         "_try_admit",
-        "n = self._chunk(parts, left, budget)",
+        "n = parts.chunk(left, budget)",
         "n = left",
     ),
     simple(
@@ -313,7 +313,7 @@ ORDER = (
         "the decode rows were not counted",
         Planner,
         "_plan_running",
-        "budget = self._share(parts, generated, len(prompts) + len(self._queue))",
+        "budget = parts.share(self._mixed_tokens, generated, len(prompts) + len(self._queue))",
         "parts.generating = True",
     ),
     simple(
