@@ -7,11 +7,11 @@ import json
 import random
 import select
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
+import uvloop
 
 from benchmarks.peers.dialects import DIALECTS
 from benchmarks.peers.engines import Contender, Launch, Settings
@@ -63,7 +63,7 @@ class Server:
         base = f"http://127.0.0.1:{(port := free_port())}"
         command = [part.replace("{port}", str(port)) for part in launch.command]
         self.process = Process(command, log, environment=launch.environment, folder=launch.folder)
-        self._client = partial(dialect, f"{base}/v1", model, "none", timeout=3600.0)
+        self._client = dialect(f"{base}/v1", model, "none", timeout=3600.0)
         try:
             self.process.wait_http(base + (launch.health or ""), launch.seconds)
         except BaseException:
@@ -72,10 +72,9 @@ class Server:
 
     def run(self, work: str, sizes: Sizes, seed: str, seconds: float) -> list[Call]:
         async def send() -> list[Call]:
-            async with self._client() as client:
-                return await asyncio.wait_for(WORK[work].run(client, sizes, random.Random(seed)), seconds)
+            return await asyncio.wait_for(WORK[work].run(self._client, sizes, random.Random(seed)), seconds)
 
-        return asyncio.run(send())
+        return uvloop.run(send())
 
 
 class PipelineProcess:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.base.errors import ConfigError
+from bough.bench.exchange import Answer, exchange
 from bough.bench.measures import Call
-
-if TYPE_CHECKING:
-    import aiohttp
 
 
 class Client:
-    """One server and one model of it. Use as an asynchronous context manager.
+    """One server and one model of it.
 
     Attributes:
         extra: fields added to every request.
@@ -34,36 +32,18 @@ class Client:
     ) -> None:
         self._base = base_url.rstrip("/")
         self._model = model
-        self._key = api_key
+        self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self._timeout = timeout
         self.ignore_eos = ignore_eos
         self.extra = extra or {}
-        self._session: aiohttp.ClientSession | None = None
-
-    async def __aenter__(self) -> Client:
-        import aiohttp
-
-        # No pool limit: the workload's concurrency is the only one. No reuse of connections: some servers close
-        # idle ones without a word, and a new one costs about 0.1 ms on the same machine.
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=self._timeout),
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            headers={"Authorization": f"Bearer {self._key}"},
-            read_bufsize=1 << 20,
-        )
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        if self._session is not None:
-            await self._session.close()
 
     async def models(self) -> list[str]:
         """Names of the models that the server offers; ConfigError if it cannot be asked."""
-        assert self._session is not None, "the client is used inside `async with`"
         try:
-            async with self._session.get(f"{self._base}/models") as response:
-                response.raise_for_status()
-                return [m["id"] for m in (await response.json())["data"]]
+            answer = await exchange("GET", f"{self._base}/models", self._headers, timeout=self._timeout)
+            if answer.status != 200:
+                raise ValueError(f"HTTP {answer.status}")
+            return [m["id"] for m in json.loads(answer.body)["data"]]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{self._base} does not answer as an OpenAI-compatible server: {error}") from None
 
@@ -93,39 +73,31 @@ class Client:
         return body
 
     async def _send(self, path: str, prompt: dict[str, Any], tokens: int, fields: dict[str, Any]) -> Call:
-        import aiohttp
-
-        assert self._session is not None, "the client is used inside `async with`"
-        body = self.body(prompt, tokens, fields)
+        body = json.dumps(self.body(prompt, tokens, fields)).encode()
         call = Call(asked=tokens * int(fields.get("n", 1)), start=time.perf_counter())
         try:
-            async with self._session.post(self._base + path, json=body) as response:
-                if response.status != 200:
-                    call.error = f"HTTP {response.status}: {(await response.text())[:300]}"
-                else:
-                    await _read(response.content, call)
-        except (OSError, ValueError, TimeoutError, aiohttp.ClientError) as error:
+            answer = await exchange("POST", self._base + path, self._headers, body, self._timeout)
+            call.end = time.perf_counter()
+            _read(answer, call)
+        except (OSError, ValueError) as error:
+            call.end = time.perf_counter()
             call.error = f"{type(error).__name__}: {error}"
-        call.end = time.perf_counter()
         # A chunk holds at least one token; some servers count one choice of n only.
         call.n_generated = max(call.n_generated, sum(len(s) for s in call.stamps.values()))
         return call
 
 
-async def _read(stream: aiohttp.StreamReader, call: Call) -> None:
-    """Take in server-sent events up to ``[DONE]``.
-
-    They are decoded when all are there: what the client computes is taken from a server on the same machine.
-    """
-    events: list[tuple[bytes, float]] = []
-    async for line in stream:
-        if line.startswith(b"data:"):
-            events.append((line, time.perf_counter()))
-    for line, now in events:
-        data = line[5:].strip()
+def _read(answer: Answer, call: Call) -> None:
+    """Take in server-sent events up to ``[DONE]``."""
+    if answer.status != 200:
+        call.error = f"HTTP {answer.status}: {answer.body.decode(errors='replace')[:300]}"
+        return
+    for line, now in answer.lines():
+        data = line.removeprefix(b"data:").strip()
         if data == b"[DONE]":
             return
-        take(call, json.loads(data), now)
+        if data and line.startswith(b"data:"):
+            take(call, json.loads(data), now)
 
 
 def take(call: Call, event: dict[str, Any], now: float) -> None:

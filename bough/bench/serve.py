@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import random
@@ -11,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from bough.base.errors import ConfigError
 from bough.bench.client import Client
@@ -55,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the workloads; the key is the OPENAI_API_KEY of the environment, if any."""
     plan = _plan(arguments)
-    return asyncio.run(_run(plan, arguments))
+    return uvloop.run(_run(plan, arguments))
 
 
 def _plan(arguments: argparse.Namespace) -> dict[str, Sizes]:
@@ -79,19 +80,17 @@ def _plan(arguments: argparse.Namespace) -> dict[str, Sizes]:
 
 async def _run(plan: dict[str, Sizes], arguments: argparse.Namespace) -> dict[str, Any]:
     key = os.environ.get("OPENAI_API_KEY", "none")
-    async with Client(arguments.base_url, "", key) as probe:
-        model = arguments.model or (await probe.models())[0]
+    model = arguments.model or (await Client(arguments.base_url, "", key).models())[0]
     client = Client(arguments.base_url, model, key, ignore_eos=not arguments.openai_only, extra=arguments.extra)
     results: dict[str, Any] = {}
-    async with client:
-        await _warm_up(client, random.Random(f"{arguments.seed}/warm-up"))
-        for name, sizes in plan.items():
-            repeats = await _repeat(client, name, sizes, arguments)
-            results[name] = {"sizes": sizes, "median": medians([figures for figures, _ in repeats])}
-            results[name]["repeats"] = [figures for figures, _ in repeats]
-            error = next((error for _, error in repeats if error), None)
-            if error:
-                results[name]["first_error"] = error
+    await _warm_up(client, random.Random(f"{arguments.seed}/warm-up"))
+    for name, sizes in plan.items():
+        repeats = await _repeat(client, name, sizes, arguments)
+        results[name] = {"sizes": sizes, "median": medians([figures for figures, _ in repeats])}
+        results[name]["repeats"] = [figures for figures, _ in repeats]
+        error = next((error for _, error in repeats if error), None)
+        if error:
+            results[name]["first_error"] = error
     return {
         "label": arguments.label or model,
         "model": model,
