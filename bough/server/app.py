@@ -83,7 +83,8 @@ class Edge:
             return
         started = time.perf_counter()
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        # What every token passes goes past the layers in between, which look at heads alone.
+        scope.setdefault("state", {}).update(request_id=request_id, send_body=send)
         service = self.service
         status = 500
 

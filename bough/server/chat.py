@@ -72,8 +72,6 @@ class _Job:
     enforced: bool
     """The grammar lets no call pass whose arguments are no JSON."""
     tally: Tally = field(default_factory=Tally)
-    head: bool = True
-    """Nothing has been sent yet."""
 
     def usage(self) -> Usage:
         self.tally.reasoning = {i: reply.reasoning_tokens for i, reply in enumerate(self.replies)}
@@ -316,14 +314,17 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
         envelope.usage = None
     if body.return_token_ids or body.return_prompt_token_ids:
         envelope.prompt_token_ids = job.ids
+    begun = False
     async with aclosing(_pieces(job, body)) as pieces:
         async for choices in pieces:
             if continuous:
                 envelope.usage = job.usage()
-            n = job.options.n if job.head else 0
-            head = _events(envelope, choices[:n])
-            job.head, envelope.prompt_token_ids, envelope.prompt_text = False, UNSET, UNSET
-            yield head + _events(envelope, choices[n:])
+            head = b""
+            if not begun:
+                begun = True
+                head, choices = _events(envelope, choices[: job.options.n]), choices[job.options.n :]
+                envelope.prompt_token_ids = envelope.prompt_text = UNSET
+            yield head + _events(envelope, choices)
     if include_usage:
         envelope.usage = job.usage()
         envelope.choices = []

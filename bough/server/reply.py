@@ -113,8 +113,10 @@ class Reply:
 
     def _count(self, chunk: Chunk) -> None:
         """Tokens whose text begins within the reasoning, however late the text became certain."""
-        self._lengths += map(self.token_length, chunk.tokens)
         total, n = self.parser.reasoning_bytes, 0
+        if total is None:
+            return
+        self._lengths += map(self.token_length, chunk.tokens)
         while n < len(self._lengths) and self._spent < total:
             self._spent += self._lengths[n]
             n += 1

@@ -104,7 +104,7 @@ class Work(Response, Generic[T]):
         service, state = self.service, scope["state"]
         request_id, principal = state["request_id"], state["principal"]
         started = time.perf_counter()
-        exchange = _Exchange(send, self.dialect)
+        exchange = _Exchange(send, state["send_body"], self.dialect)
         abort_connection = scope.get("extensions", {}).get("bough.abort", {}).get("call")
         try:
             check_headers(scope["headers"], service.limits)
@@ -166,10 +166,11 @@ class Work(Response, Generic[T]):
 
 
 class _Exchange:
-    """The response side of one request."""
+    """The response side of one request. ``send`` is for its head, ``send_body`` for all behind it."""
 
-    def __init__(self, send: Send, dialect: Dialect) -> None:
+    def __init__(self, send: Send, send_body: Send, dialect: Dialect) -> None:
         self._send = send
+        self._send_body = send_body
         self._dialect = dialect
         self._streaming = False
         self.finished = False
@@ -208,10 +209,10 @@ class _Exchange:
     async def _write(self, body: bytes, more: bool) -> None:
         flight = self.flight
         if flight is None:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+            await self._send_body({"type": "http.response.body", "body": body, "more_body": more})
             return
         flight.blocked_since = time.monotonic()
-        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send_body({"type": "http.response.body", "body": body, "more_body": more})
         flight.blocked_since = None
 
 

@@ -49,15 +49,15 @@ class AnswerParser:
         self._held: list[Event] = []
 
     @property
-    def reasoning_bytes(self) -> int:
-        """How much of the text so far, in UTF-8, was reasoning and its marks."""
-        return 0 if self._splitter is None or not self._separate else self._splitter.n_bytes
+    def reasoning_bytes(self) -> int | None:
+        """How much of the text so far, in UTF-8, was reasoning and its marks; None where none is told apart."""
+        return None if self._splitter is None or not self._separate else self._splitter.n_bytes
 
     def push(self, text: str) -> list[Event]:
         """Take a further piece of the text; what became certain with it."""
-        if self._splitter is None:
-            return self._read([Content(text)])
-        return self._read(self._splitter.push(text))
+        if self._splitter is not None:
+            return self._read(self._splitter.push(text))
+        return [Content(text)] if self._parser is None else self._read([Content(text)])
 
     def finish(self) -> list[Event]:
         """The text has ended; the rest of what it says."""

@@ -49,6 +49,8 @@ Event = Content | Reasoning | CallStart | CallArguments | Trouble
 
 def merge_events(events: list[Event]) -> list[Event]:
     """``events`` with neighbouring pieces of one kind joined."""
+    if len(events) < 2:
+        return events
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = "" if isinstance(event, CallStart | Trouble) else event.text
