@@ -20,7 +20,7 @@ from bough.device.ops.pages import CHUNK, Arena, advise_huge_pages
 
 Tensor = torch.Tensor
 
-READERS = ("avx512bf16", "avx512bf16x2")
+READERS = ("avx512", "avx512vnni", "avx512bf16", "avx512bf16x2")
 """Instruction sets whose kernels read it."""
 
 INPUTS = 8

@@ -14,6 +14,7 @@
 
 #include "linear_amx.h"
 #include "linear_compact.h"
+#include "linear_widened.h"
 
 namespace {
 
@@ -103,6 +104,19 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
+// As many whole passes of panels as there are; returns the first panel that is left.
+template <typename T>
+int64_t widened_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                      T* out, int64_t out_stride) {
+    float* sums = (float*)scratch(SCRATCH_SUMS, n * PASS * sizeof(float));
+    if (!sums) return panel;
+    for (int64_t after = panel + DENSE_PANELS; after <= end; panel = after, after += DENSE_PANELS) {
+        widened_sums(l, x, n, panel, after < end ? Bf16Tile::begin(l, after) : then.weight, then.others, sums);
+        finish_panels<DENSE_PANELS>(l, sums_of<DENSE_PANELS>(sums), (int)n, panel, out, out_stride);
+    }
+    return panel;
+}
+
 template <typename T>
 void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
                  T* out, int64_t out_stride, bool compact) {
@@ -112,9 +126,10 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
         finish_panels<P>(l, sums_of<P>(sums), rows, at, out + row * out_stride, out_stride);
     });
 #else
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
     if (compact) return slice_of<CompactTile>(l, x, n, panel, end, then, out, out_stride);
 #endif
+    if (are_widened(n)) panel = widened_slice(l, x, n, panel, end, then, out, out_stride);
     slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
 #endif
 }
@@ -191,13 +206,13 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
                ceil_div(input_words(l), TILE_WORDS);
 #endif
     const bool single = !dense && n <= single_rows(has_four_bits(l));
-    const bool wide = (dense || rotated) && are_wide(n, input_words(l));
+    const bool wide = ((dense && WIDE_DENSE_ROWS) || rotated) && are_wide(n, input_words(l));
     const int64_t at_a_time = single ? are_few_long(n, l.n_in) ? LONG_PANELS : 1
                               : wide ? WIDE_PANELS
                               : dense && n <= FEW_DENSE_ROWS ? FEW_PANELS
                                      : dense || rotated ? DENSE_PANELS : GROUP_PANELS;
     const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : dense ? DENSE_ROWS : LINEAR_ROWS), words = input_words(l);
-    const int64_t looks = words / words_at_a_time(ceil_div(n, blocks));
+    const int64_t looks = dense && are_widened(n) ? words / WIDENED_WORDS : words / words_at_a_time(ceil_div(n, blocks));
     return blocks * ceil_div(panels, at_a_time) *
            (reads_compact(l, n) ? units_of(l)
             : rotated           ? words / RotatedTile::WORDS
@@ -267,7 +282,8 @@ struct PackedCall {
         n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
         // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile. Where
         // tiles multiply, weights are not to be read more than once.
-        row_blocks = ceil_div(rows * row_words(l) * 4, ROWS_BYTES);
+        const bool widened = l.kind == LINEAR_BF16 && are_widened(rows);
+        row_blocks = ceil_div(rows * (widened ? WIDENED_BYTES : row_words(l) * 4), ROWS_BYTES);
 #if defined(BOUGH_AMX)
         if (in_blocks(l, rows)) row_blocks = 1;
         // Weights that tiles begin a range with have not been asked for.

@@ -20,18 +20,18 @@ constexpr int CODES = 16;
 constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
 
 // More rows than these leave memory so much time that spreading is what they would wait for: than one pass takes, unless
-// vectors are multiplied two at a time.
-constexpr int64_t COMPACT_ROWS = LINEAR_ROWS, WIDE_COMPACT_ROWS = 8;
+// vectors are multiplied two at a time, or pairs have to be taken apart as well.
+constexpr int64_t COMPACT_ROWS = WIDENS_PAIRS ? 4 : LINEAR_ROWS, WIDE_COMPACT_ROWS = 8;
 INLINE int64_t compact_rows() { return multiplies_twice ? WIDE_COMPACT_ROWS : COMPACT_ROWS; }
 
 INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
 
-#if defined(__AVX512BF16__) && !defined(BOUGH_AMX)
+#if defined(__AVX512F__) && !defined(BOUGH_AMX)
 constexpr bool READS_COMPACT = true;
 
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
-    static constexpr int64_t SINGLE = 0, WIDE = WIDE_COMPACT_ROWS;
+    static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS ? WIDE_COMPACT_ROWS : 0;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
         return l.compact + panel * stride(l);
@@ -78,7 +78,7 @@ struct CompactTile {
             stray[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
             due[p] = stray[p]->unit;
         }
-        for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT)) {
+        for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT * PairDots::WORDS)) {
             for (int i = 0; i < UNIT_LINES; ++i)
                 next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
             next.ask();
@@ -94,7 +94,8 @@ struct CompactTile {
                 for (int k = 0; k < UNIT; ++k)
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r)
-                        sums.at[r][p] = PairDots::multiply(sums.at[r][p], words[k], (const uint32_t*)a(r) + k);
+                        sums.at[r][p] = PairDots::multiply(sums.at[r][p], words[k],
+                                                               (const uint32_t*)a(r) + PairDots::WORDS * k);
                 if (R > FEW_ROWS) a.forget();
             }
         }

@@ -17,9 +17,13 @@ INLINE void clear(Sums<V, R, P>& sums) {
 }
 
 struct PairDots {
-    static constexpr int WORDS = 1;
+    static constexpr int WORDS = WIDENS_PAIRS ? 2 : 1;
 
-    static INLINE vf multiply(vf acc, vu w, const uint32_t* a) { return dot_pairs(acc, w, *a); }
+    static INLINE vf multiply(vf acc, vu w, const uint32_t* a) {
+        if constexpr (!WIDENS_PAIRS) return dot_pairs(acc, w, *a);
+        const float* x = (const float*)a;
+        return fma(second_of(w), splat(x[1]), fma(first_of(w), splat(x[0]), acc));
+    }
 };
 
 // A place in each of the rows of a block. A pointer and a stride reach three rows; left alone, the compiler keeps a
