@@ -10,9 +10,9 @@
 
 namespace {
 
-// Processors with few ports for vectors are those that have no such instruction.
+// From so many on it pays, where vectors have two ports for all that is done with them.
 #if defined(__AVX512F__) && !defined(__AVX512BF16__)
-constexpr int64_t WIDENED_ROWS = 36;    // from which on it pays
+constexpr int64_t WIDENED_ROWS = 36;
 #else
 constexpr int64_t WIDENED_ROWS = 0;
 #endif
@@ -61,15 +61,16 @@ NOINLINE void widened_sums(const PackedLinear& l, const PreparedRows& x, int64_t
                            Wanted* others, float* sums) {
     const int64_t words = panel_words(l) / PANEL, stride = words * PANEL, turns = ceil_div(n, DENSE_ROWS);
     const uint32_t* begin = l.weight + panel * stride;
+    const auto some = [](int64_t left) { return left < WIDENED_WORDS ? (int)left : WIDENED_WORDS; };
     alignas(64) float tile[2 * WIDENED_WORDS * PASS];
     memset(sums, 0, n * PASS * sizeof(float));
     for (int64_t word = 0; word < words; word += WIDENED_WORDS) {
-        const int64_t left = words - word, after = left - WIDENED_WORDS;
-        const int count = left < WIDENED_WORDS ? (int)left : WIDENED_WORDS;
-        // What is taken apart next is asked for meanwhile, a few lines with each block of rows.
-        const uint32_t* soon = after > 0 ? begin + (word + count) * PANEL : next;
-        const int64_t lines = !soon ? 0 : after > 0 && after < WIDENED_WORDS ? after : words < WIDENED_WORDS ? words : WIDENED_WORDS;
+        const int count = some(words - word);
         widen_words(begin + word * PANEL, stride, count, tile);
+        // What is taken apart next is asked for meanwhile, a few lines with each block of rows.
+        const bool ends = word + count == words;
+        const uint32_t* soon = ends ? next : begin + (word + count) * PANEL;
+        const int64_t lines = !soon ? 0 : some(ends ? words : words - word - count);
         for (int64_t turn = 0, row = 0; turn < turns; ++turn) {
             const int rows = (int)(n * (turn + 1) / turns - row);
             for (int64_t i = lines * turn / turns; i < lines * (turn + 1) / turns; ++i)
