@@ -9,6 +9,7 @@ import asyncio
 import ssl
 import time
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -46,8 +47,8 @@ async def exchange(
     """Send one request on a connection of its own, and take in all of the answer.
 
     Some servers close idle connections without a word, and a new one costs about 0.1 ms on the same machine. Raises
-    TimeoutError after ``timeout`` seconds in which nothing came, OSError for all else that goes wrong, and ValueError
-    where ``url`` is no address.
+    TimeoutError after ``timeout`` seconds of a connection in which nothing came, OSError for all else that goes wrong, and
+    ValueError where ``url`` is no address or a header no line. Redirects are answers as others are.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -55,28 +56,32 @@ async def exchange(
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     named = {
         "Host": parts.netloc.rpartition("@")[2],
+        "User-Agent": "bough",
+        "Accept": "*/*",
         "Connection": "close",
         "Content-Length": str(len(body)),
         **headers,
     }
-    head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in named.items())]
+    if " " in target or any(char in line for line in lines for char in "\r\n\0"):
+        raise ValueError("a line of the request's head would be none")
     loop = asyncio.get_running_loop()
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     port = parts.port or (443 if secure else 80)
-    receiver = _Receiver(timeout)
-    transport, _ = await loop.create_connection(lambda: receiver, parts.hostname, port, ssl=secure)
+    receiver = _Receiver("\r\n".join([*lines, "", ""]).encode() + body, timeout)
     try:
-        transport.write(f"{method} {target} HTTP/1.1\r\n{head}\r\n".encode() + body)
+        await loop.create_connection(lambda: receiver, parts.hostname, port, ssl=secure)
         await receiver.done
     finally:
         receiver.stop()
-        transport.abort()
     return receiver.answer
 
 
 class _Receiver(asyncio.Protocol):
-    def __init__(self, timeout: float | None) -> None:
+    def __init__(self, request: bytes, timeout: float | None) -> None:
         self.answer = Answer()
+        self._request = request
+        self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self.done: asyncio.Future[None] = self._loop.create_future()
         self._timeout = timeout
@@ -88,8 +93,13 @@ class _Receiver(asyncio.Protocol):
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        self.done.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
         self._now = time.perf_counter()
         if self._timeout is not None:
             self._timer = self._loop.call_later(self._timeout, self._look)
@@ -98,24 +108,26 @@ class _Receiver(asyncio.Protocol):
         self._now = time.perf_counter()
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._end(ConnectionError(f"the server does not answer in HTTP: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        whole = self.answer.status and self._ends_with_connection
+        whole = self.answer.status >= 200 and self._ends_with_connection
         self._end(
             error or (None if whole else ConnectionError("the server disconnected before its answer was complete"))
         )
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() in (b"content-length", b"transfer-encoding"):
+        if name.lower() == b"content-length" or (name.lower(), value.lower()) == (b"transfer-encoding", b"chunked"):
             self._ends_with_connection = False
 
     def on_headers_complete(self) -> None:
-        self.answer.status = self._parser.get_status_code()
+        if not self.done.done():  # what follows the answer is none
+            self.answer.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self.answer.pieces.append((body, self._now))
+        if not self.done.done():
+            self.answer.pieces.append((body, self._now))
 
     def on_message_complete(self) -> None:
         if self.answer.status >= 200:  # others announce the answer

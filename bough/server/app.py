@@ -108,6 +108,7 @@ class Edge:
         try:
             await self.app(scope, receive, send_marked)
         finally:
+            del scope["state"]["send_body"]  # which refers to what holds the scope
             if service.config.serve.log_requests != "off":
                 _log(scope, GONE if "gone" in scope["state"] else status, time.perf_counter() - started)
 

@@ -59,9 +59,10 @@ def test_the_path_of_a_bare_address() -> None:
 def test_an_answer_may_end_with_its_chunks_or_its_connection() -> None:
     chunked, _ = asked(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks(b"ab", b"c") + b"more")
     closed, _ = asked(HEAD + b"\r\nabc")
+    followed, _ = asked(HEAD + b"Content-Length: 3\r\n\r\nabcHTTP/1.1 408 Too Late\r\nContent-Length: 1\r\n\r\nd")
     continued, _ = asked(b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"Content-Length: 3\r\n\r\nabc")
-    assert [a.body for a in (chunked, closed, continued)] == [b"abc"] * 3
-    assert continued.status == 200
+    assert [a.body for a in (chunked, closed, followed, continued)] == [b"abc"] * 4
+    assert continued.status == followed.status == 200
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,8 @@ def test_an_answer_may_end_with_its_chunks_or_its_connection() -> None:
         HEAD + b"Content-Length: 9\r\n\r\nabc",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n4\r\nabcd\r\n",
         b"what?\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: Upgrade\r\n\r\n",
     ],
 )
 def test_an_answer_that_is_not_complete(sent: bytes) -> None:
@@ -84,10 +87,15 @@ def test_a_server_that_falls_silent() -> None:
         asked(HEAD, timeout=0.05, hold=True)
 
 
-@pytest.mark.parametrize("url", ["localhost:80/v1", "", "http://", "ftp://x/", "http://x:port/"])
+@pytest.mark.parametrize("url", ["localhost:80/v1", "", "http://", "ftp://x/", "http://x:port/", "http://x/a b"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(ValueError):
         uvloop.run(exchange("GET", url, {}))
+
+
+def test_a_header_is_one_line() -> None:
+    with pytest.raises(ValueError, match="head"):
+        uvloop.run(exchange("GET", "http://x/", {"Authorization": "Bearer k\n"}))
 
 
 @given(st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\x00", b"\n"))))

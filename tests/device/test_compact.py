@@ -122,3 +122,22 @@ def test_the_compact_form_is_what_few_rows_read(library: Library) -> None:
     for rows in range(1, most + 1):
         assert torch.equal(linear(x[:rows]), before[:rows])
     assert not linear(torch.ones(most + 1, 128).bfloat16()).any()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    n_out=st.integers(1, 200),
+    n_in=st.one_of(st.integers(1, 300), st.sampled_from([95, 96, 97, 192, 577])),
+    rows=st.integers(30, 90),
+    seed=st.integers(0, 99),
+    threads=st.integers(1, 3),
+)
+def test_many_rows_have_the_bits_of_few(
+    library: Library, n_out: int, n_in: int, rows: int, seed: int, threads: int
+) -> None:
+    """Of inputs that are taken apart some at a time, and of outputs that fill no pass."""
+    g = torch.Generator().manual_seed(seed)
+    linear = CpuOps(library, "under test").packed_linear(pack_bf16(gaussian(n_out, n_in, 0, seed)), None)
+    x = torch.randn(rows, n_in, generator=g).bfloat16()
+    torch.set_num_threads(threads)
+    assert torch.equal(linear(x), torch.cat([linear(part) for part in x.split(5)]))

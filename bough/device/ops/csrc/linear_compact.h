@@ -32,6 +32,7 @@ constexpr bool READS_COMPACT = true;
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS ? WIDE_COMPACT_ROWS : 0;
+    typedef PreparedPairDots Dots;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
         return l.compact + panel * stride(l);
@@ -78,7 +79,7 @@ struct CompactTile {
             stray[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
             due[p] = stray[p]->unit;
         }
-        for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT * PairDots::WORDS)) {
+        for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT * Dots::WORDS)) {
             for (int i = 0; i < UNIT_LINES; ++i)
                 next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
             next.ask();
@@ -94,8 +95,7 @@ struct CompactTile {
                 for (int k = 0; k < UNIT; ++k)
 #pragma GCC unroll 8
                     for (int r = 0; r < R; ++r)
-                        sums.at[r][p] = PairDots::multiply(sums.at[r][p], words[k],
-                                                               (const uint32_t*)a(r) + PairDots::WORDS * k);
+                        sums.at[r][p] = Dots::multiply(sums.at[r][p], words[k], (const uint32_t*)a(r) + Dots::WORDS * k);
                 if (R > FEW_ROWS) a.forget();
             }
         }

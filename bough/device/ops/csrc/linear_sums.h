@@ -17,6 +17,13 @@ INLINE void clear(Sums<V, R, P>& sums) {
 }
 
 struct PairDots {
+    static constexpr int WORDS = 1;
+
+    static INLINE vf multiply(vf acc, vu w, const uint32_t* a) { return dot_pairs(acc, w, *a); }
+};
+
+// The same of prepared rows, whose pairs may have been widened.
+struct PreparedPairDots {
     static constexpr int WORDS = WIDENS_PAIRS ? 2 : 1;
 
     static INLINE vf multiply(vf acc, vu w, const uint32_t* a) {

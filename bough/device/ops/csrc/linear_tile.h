@@ -35,14 +35,13 @@ INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS
 constexpr int FEW_DENSE_ROWS = WIDTH == 8 ? 2 : 0, FEW_PANELS = 2;
 
 // Rows that one pass multiplies with fewer dense panels, which are read once for all of them: where products cost little, or
-// where so many rows hardly exceed the first cache. Others are faster read from the second cache for more panels at a time. Where
-// pairs are taken apart, the registers have no room for it.
+// where so many rows hardly exceed the first cache. Others are faster read from the second cache for more panels at a time.
 #if defined(__AVX512VNNI__) && !defined(BOUGH_AMX)
 constexpr int WIDE_ROWS = 12;
 #else
 constexpr int WIDE_ROWS = 0;
 #endif
-constexpr int WIDE_DENSE_ROWS = WIDENS_PAIRS ? 0 : WIDE_ROWS;
+constexpr int WIDE_DENSE_ROWS = WIDENS_PAIRS ? 0 : WIDE_ROWS;   // to take pairs apart, the registers would have no room
 constexpr int WIDE_PANELS = 2;
 constexpr int64_t MOST_WIDE_WORDS = 9 << 10;    // of the rows of a pass: 36 KB
 INLINE bool are_wide(int64_t rows, int64_t words) {

@@ -14,7 +14,7 @@ constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer
 #if defined(BOUGH_AMX)
 constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS, GATED_PANELS = 16;
 #else
-constexpr int64_t GATED_ROWS = (WIDENED_ROWS ? 24 : 8) * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
+constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
 #endif
 
 // How panels are divided among threads, and where they lie. An index counts the panels of all parts.
@@ -53,7 +53,7 @@ struct Panels {
         const int64_t most = amx_some_rows(first);
         if (are_blocks(l) && (!stay || first.kind == LINEAR_Q4_WHOLE)) return most < MOST_GATED_ROWS ? most : MOST_GATED_ROWS;
 #endif
-        return GATED_ROWS;
+        return l.part[0]->kind == LINEAR_BF16 && are_widened(tokens) ? 3 * GATED_ROWS : GATED_ROWS;
     }
 
     int64_t kept([[maybe_unused]] const LinearParts& l) const {
