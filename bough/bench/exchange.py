@@ -47,8 +47,8 @@ async def exchange(
     """Send one request on a connection of its own, and take in all of the answer.
 
     Some servers close idle connections without a word, and a new one costs about 0.1 ms on the same machine. Raises
-    TimeoutError after ``timeout`` seconds of a connection in which nothing came, OSError for all else that goes wrong, and
-    ValueError where ``url`` is no address or a header no line. Redirects are answers as others are.
+    TimeoutError after ``timeout`` seconds of a connection in which nothing came, OSError for all else that goes wrong,
+    and ValueError where ``url`` is no address or a header no line. Redirects are answers as others are.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
