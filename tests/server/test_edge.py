@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import socket
+import weakref
 from dataclasses import replace
 
 import httpx
@@ -12,6 +15,7 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from bough.base.errors import ConfigError, InvalidRequest
 from bough.base.limits import Limits
@@ -145,6 +149,30 @@ def test_errors_are_nested_and_flat(server: Running) -> None:
     assert body["error"]["param"] == body["param"] == "n"
     assert body["object"] == "error" and body["message"] == body["error"]["message"]
     assert (body["type"], body["code"]) == ("invalid_request_error", 400)
+
+
+def test_a_request_that_is_over_is_let_go_without_the_collector() -> None:
+    class Connection:
+        def __init__(self) -> None:
+            self.scope = {"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "query_string": b""}
+            self.status = 0
+
+        async def receive(self) -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(self, message: Message) -> None:
+            self.status = message.get("status", self.status)
+
+    edge, connection = create_app(Service(make_config())), Connection()
+    alive = weakref.ref(connection)
+    gc.disable()
+    try:
+        asyncio.run(edge(connection.scope, connection.receive, connection.send))
+        assert connection.status == 404
+        del connection
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_every_route_has_a_scope() -> None:
