@@ -314,17 +314,14 @@ async def _stream(job: _Job, body: ChatRequest) -> AsyncGenerator[bytes, None]:
         envelope.usage = None
     if body.return_token_ids or body.return_prompt_token_ids:
         envelope.prompt_token_ids = job.ids
-    begun = False
     async with aclosing(_pieces(job, body)) as pieces:
         async for choices in pieces:
             if continuous:
                 envelope.usage = job.usage()
-            head = b""
-            if not begun:
-                begun = True
-                head, choices = _events(envelope, choices[: job.options.n]), choices[job.options.n :]
-                envelope.prompt_token_ids = envelope.prompt_text = UNSET
-            yield head + _events(envelope, choices)
+            # Whatever comes first are the roles of all, which alone tell of the prompt.
+            head = _events(envelope, choices[: job.options.n])
+            envelope.prompt_token_ids = envelope.prompt_text = UNSET
+            yield head + _events(envelope, choices[job.options.n :])
     if include_usage:
         envelope.usage = job.usage()
         envelope.choices = []

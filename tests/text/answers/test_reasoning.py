@@ -204,3 +204,11 @@ def test_any_two_tags() -> None:
         for cut in range(len(text)):
             made = AnswerParser(form, started=started)
             assert in_pieces(made, text, [cut]) == [Reasoning("First."), Content("Done.")]
+
+
+def test_what_is_neither_told_apart_is_content_as_it_comes() -> None:
+    made = AnswerParser(None)
+    assert [made.push(piece) for piece in ("<think> a", "{", " ")] == [
+        [Content("<think> a")], [Content("{")], [Content(" ")],
+    ]  # fmt: skip
+    assert made.finish() == [] and made.reasoning_bytes is None
