@@ -12,9 +12,8 @@ from bough.device.ops.build import variants
 from bough.device.ops.library import Library, load
 
 STEPS_BETWEEN = ("avx512", "avx512bf16x2")
-"""Left out by default: but for how bytes are multiplied without VNNI, and of how many rows, the first has the code of
-the set above it; the last differs from avx512bf16 in how many rows take turns with dense weights, which has tests of
-its own."""
+"""Left out by default: the first multiplies bytes as avx2 does, and bfloat16 as floats, which has tests of its own
+(test_compact.py); the last differs from avx512bf16 in how many rows take turns with dense weights, which has, too."""
 
 ISAS: list[Any] = [
     pytest.param(isa, marks=pytest.mark.slow) if isa in STEPS_BETWEEN else isa for isa in (*variants(), "avx512bf16x2")

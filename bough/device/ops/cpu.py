@@ -12,6 +12,7 @@ import torch
 from bough.device.ops.cells import Cells, QuantizedCells
 from bough.device.ops.compact import Compactor, CompactWeight
 from bough.device.ops.experts import Clamp, ExpertParts, FusedExperts, fusable
+from bough.device.ops.fixed import exponents
 from bough.device.ops.groups import SharedGroups
 from bough.device.ops.heads import Heads, Scoring
 from bough.device.ops.library import (
@@ -272,7 +273,8 @@ class CpuOps(RoundsBehind):
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedCall:
         if weight.kind == Kind.Q4_WHOLE and not self._has_tiles:
             raise ValueError("Q4_WHOLE weights are for processors with AMX")
-        return PackedCall(self._packed_linear, weight, bias, self.compact(weight))
+        forms = self.compact(weight), exponents(self.library, weight)
+        return PackedCall(self._packed_linear, weight, bias, *forms)
 
     def layer_stack(self, layers: Sequence[StackedLayer], final_norm: Tensor, shape: StackShape) -> LayerStack | None:
         if not stackable(layers, final_norm, shape):
@@ -307,12 +309,17 @@ class PackedCall:
     stored = None
 
     def __init__(
-        self, function: Callable[..., None], weight: PackedWeight, bias: Tensor | None, compact: CompactWeight | None
+        self,
+        function: Callable[..., None],
+        weight: PackedWeight,
+        bias: Tensor | None,
+        compact: CompactWeight | None,
+        exponents: Tensor | None,
     ) -> None:
         self._function = function
         self._weight, self._bias = weight, None if bias is None else bias.float().contiguous()
-        self._compact = compact
-        self.packed: PackedLinear | None = describe(weight, self._bias, compact)
+        self._forms = compact, exponents
+        self.packed: PackedLinear | None = describe(weight, self._bias, compact, exponents)
         self._address = ctypes.addressof(self.packed)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:

@@ -75,7 +75,7 @@ class PackedLinear(ctypes.Structure):
     """``PackedLinear`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias", "compact")),
+        *((name, c_void_p) for name in ("weight", "scale", "sub", "bias", "compact", "exponents")),
         *((name, c_int64) for name in ("n_in", "n_out")),
         *((name, c_int) for name in ("kind", "group")),
     )
@@ -197,6 +197,16 @@ class CompactCall(ctypes.Structure):
     )
 
 
+class ExponentsCall(ctypes.Structure):
+    """``ExponentsCall`` of csrc/common.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("words", "exponents")),
+        *((name, c_int64) for name in ("n_out", "n_in")),
+        ("threads", c_int),
+    )
+
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "source": (c_char_p, ()),
     "set_region": (None, (c_void_p, c_void_p, c_void_p)),
@@ -223,6 +233,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "lora": (None, (c_void_p,)),
     "quantise": (None, (c_int, c_void_p)),
     "compact": (None, (c_void_p,)),
+    "exponents": (None, (c_void_p,)),
 }
 
 

@@ -13,13 +13,17 @@ from bough.device.ops.packed import PANEL, PackedWeight
 
 
 def describe(
-    weight: PackedWeight, bias: torch.Tensor | None = None, compact: CompactWeight | None = None
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    compact: CompactWeight | None = None,
+    exponents: torch.Tensor | None = None,
 ) -> PackedLinear:
-    """The weight as the kernels know it, with its compact form; it does not keep the tensors alive."""
+    """The weight as the kernels know it, with its compact form and what :func:`bough.device.ops.fixed.exponents` gives,
+    without which it cannot be multiplied where they are read; it does not keep the tensors alive."""
     scale, sub, words = weight.scale, weight.sub, None
     if compact is not None:
         scale, sub, words = compact.table, compact.strays, compact.words
-    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, scale, sub, bias, words)]
+    pointers = [None if t is None else t.data_ptr() for t in (weight.weight, scale, sub, bias, words, exponents)]
     return PackedLinear(*pointers, weight.n_in, weight.n_out, weight.kind, weight.group)
 
 

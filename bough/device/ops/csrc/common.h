@@ -140,12 +140,15 @@ enum LinearKind {
 //   compact BF16, or null: uint32 [n_panels][n_in / 8][3][16], the same values in fewer bytes (linear_compact.h). Then
 //           scale is uint16 [n_panels][32], the sign and exponent that codes stand for, and sub Stray
 //           [n_panels][strays_of(n_in)], by rising unit, with one of unit -1 behind a panel's last.
+//   exponents  BF16 where it is multiplied as whole numbers (fixed.h), else null: uint8 [n_panels][groups of 64 inputs][16],
+//           127 + the power of two that weights are multiplied with; 255 where not all of them are finite.
 struct PackedLinear {
     const uint32_t* weight;
     const void* scale;
     const void* sub;
     const float* bias;    // [n_out] or null
     const uint32_t* compact;
+    const uint8_t* exponents;
     int64_t n_in;
     int64_t n_out;
     int kind;
@@ -325,6 +328,15 @@ struct CompactCall {
     int threads;
 };
 
+// One BF16 weight whose exponents are to be found; words and exponents: as in PackedLinear.
+struct ExponentsCall {
+    const uint32_t* words;
+    uint8_t* exponents;
+    int64_t n_out;
+    int64_t n_in;
+    int threads;
+};
+
 // The kernels as built for one instruction set; functions of two take [0] float32 and [1] bfloat16, norms also
 // [2] bfloat16 with float weights.
 constexpr int NORM_DTYPES = 3;
@@ -354,6 +366,7 @@ struct KernelTable {
     void (*lora)(const LoraCall& call);    // bfloat16
     void (*quantise[2])(const QuantiseCall& call);
     void (*compact)(const CompactCall& call);
+    void (*exponents)(const ExponentsCall& call);
 };
 
 // Whether the processor multiplies two vectors of 512 bits in a cycle, which decides how many rows take turns with a

@@ -346,3 +346,5 @@ EXPORT void bough_lora(const LoraCall* call) { table->lora(*call); }
 EXPORT void bough_quantise(int dtype, const QuantiseCall* call) { table->quantise[dtype](*call); }
 
 EXPORT void bough_compact(const CompactCall* call) { table->compact(*call); }
+
+EXPORT void bough_exponents(const ExponentsCall* call) { table->exponents(*call); }

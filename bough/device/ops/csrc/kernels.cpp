@@ -67,4 +67,5 @@ extern const KernelTable BOUGH_TABLE = {
     lora,
     {quantise<float>, quantise<bf16>},
     compact,
+    exponents,
 };

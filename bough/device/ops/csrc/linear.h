@@ -14,7 +14,11 @@
 
 #include "linear_amx.h"
 #include "linear_compact.h"
+#if defined(BOUGH_FIXES)
+#include "linear_fixed.h"
+#else
 #include "linear_widened.h"
+#endif
 
 namespace {
 
@@ -104,17 +108,31 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
 
-// As many whole passes of panels as there are; returns the first panel that is left.
-template <typename T>
-int64_t widened_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
-                      T* out, int64_t out_stride) {
-    float* sums = (float*)scratch(SCRATCH_SUMS, n * PASS * sizeof(float));
-    if (!sums) return panel;
-    for (int64_t after = panel + DENSE_PANELS; after <= end; panel = after, after += DENSE_PANELS) {
-        widened_sums(l, x, n, panel, after < end ? Bf16Tile::begin(l, after) : then.weight, then.others, sums);
-        finish_panels<DENSE_PANELS>(l, sums_of<DENSE_PANELS>(sums), (int)n, panel, out, out_stride);
+// Whether what is made of weights is shared by so many rows of bf16.
+INLINE bool are_shared(int64_t rows) { return SHARED_ROWS && rows >= SHARED_ROWS; }
+
+// Panels from `panel` on, P at a time, as long as there are as many; returns the first one that is left.
+template <int P, typename T>
+int64_t shared_passes(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                      bool compact, float* sums, T* out, int64_t out_stride) {
+    for (int64_t after = panel + P; after <= end; panel = after, after += P) {
+        const uint32_t* next = after == end ? then.weight : panel_at(l, after, compact);
+        shared_sums<P>(l, x, n, panel, next, then.others, compact, sums);
+        finish_panels<P>(l, sums_of<P>(sums), (int)n, panel, out, out_stride);
     }
     return panel;
+}
+
+// Returns the first panel that is left.
+template <typename T>
+int64_t shared_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end, const Then& then,
+                     T* out, int64_t out_stride, bool compact) {
+    float* sums = (float*)scratch(SCRATCH_SUMS, n * PASS * sizeof(float));
+    if (!sums) return panel;
+    panel = shared_passes<DENSE_PANELS>(l, x, n, panel, end, then, compact, sums, out, out_stride);
+    if constexpr (DENSE_PANELS > 2)
+        panel = shared_passes<2>(l, x, n, panel, end, then, compact, sums, out, out_stride);
+    return shared_passes<1>(l, x, n, panel, end, then, compact, sums, out, out_stride);
 }
 
 template <typename T>
@@ -126,11 +144,12 @@ void pairs_slice(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_
         finish_panels<P>(l, sums_of<P>(sums), rows, at, out + row * out_stride, out_stride);
     });
 #else
+    if constexpr (SHARED_ROWS > 0)
+        if (are_shared(n)) panel = shared_slice(l, x, n, panel, end, then, out, out_stride, compact);
 #if defined(__AVX512F__)
-    if (compact) return slice_of<CompactTile>(l, x, n, panel, end, then, out, out_stride);
+    if (compact) return slice_of<FewCompactTile>(l, x, n, panel, end, then, out, out_stride);
 #endif
-    if (are_widened(n)) panel = widened_slice(l, x, n, panel, end, then, out, out_stride);
-    slice_of<Bf16Tile>(l, x, n, panel, end, then, out, out_stride);
+    slice_of<FewTile>(l, x, n, panel, end, then, out, out_stride);
 #endif
 }
 
@@ -212,12 +231,13 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
                               : dense && n <= FEW_DENSE_ROWS ? FEW_PANELS
                                      : dense || rotated ? DENSE_PANELS : GROUP_PANELS;
     const int64_t blocks = ceil_div(n, wide ? WIDE_ROWS : dense ? DENSE_ROWS : LINEAR_ROWS), words = input_words(l);
-    const int64_t looks = dense && are_widened(n) ? words / WIDENED_WORDS : words / words_at_a_time(ceil_div(n, blocks));
+    const bool shared = dense && are_shared(n);
+    const int64_t looks = looks_of(words, ceil_div(n, blocks), shared);
     return blocks * ceil_div(panels, at_a_time) *
-           (reads_compact(l, n) ? units_of(l)
-            : rotated           ? words / RotatedTile::WORDS
-            : !dense            ? n_groups_of(l)
-                                : looks ? looks : 1);
+           (reads_compact(l, n) && !shared ? units_of(l)
+            : rotated                      ? words / RotatedTile::WORDS
+            : !dense                       ? n_groups_of(l)
+                                           : looks ? looks : 1);
 }
 
 // Whether tiles multiply blocks of n rows with some weights, which stay in a cache meanwhile, before others come.
@@ -239,7 +259,7 @@ struct PackedCall {
     T* out;
     int64_t out_stride, rows;
     PreparedRows prepared;
-    int64_t n_pairs, n_ranges, rows_per_item, row_blocks, threads;
+    int64_t pass, n_passes, n_ranges, rows_per_item, row_blocks, threads;    // a pass: panels that are multiplied as one
 
     static void prepare(void* context, int64_t item) {
         const PackedCall& c = *(const PackedCall*)context;
@@ -257,8 +277,8 @@ struct PackedCall {
                      c.out + first * c.out_stride, c.out_stride, reads_compact(c.l, c.rows));
     }
 
-    // The first panel of a range: whole pairs, which every kind multiplies in one pass.
-    int64_t begin_of(int64_t range) const { return n_pairs * range / n_ranges * 2; }
+    // The first panel of a range: whole passes.
+    int64_t begin_of(int64_t range) const { return n_passes * range / n_ranges * pass; }
 
     // What the thread takes behind a range, where tiles multiply blocks: threads begin with as many ranges each, one after the
     // other.
@@ -273,23 +293,24 @@ struct PackedCall {
 
     void run(int n_threads) {
         threads = n_threads;
-        n_pairs = ceil_div(l.n_out, 2 * PANEL);
+        const bool shared = l.kind == LINEAR_BF16 && are_shared(rows);
+        pass = shared && DENSE_PANELS > 2 ? DENSE_PANELS : 2;
+        n_passes = ceil_div(l.n_out, pass * PANEL);
         // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
         // be worth the handing out: some 128 KB of weights per row block.
         int64_t work = l.n_in * l.n_out / 65536 * ceil_div(rows, LINEAR_ROWS);
         int64_t parts = work / threads;
         parts = parts < 1 ? 1 : parts > 8 ? 8 : parts;
-        n_ranges = parts * threads < n_pairs ? parts * threads : n_pairs;
+        n_ranges = parts * threads < n_passes ? parts * threads : n_passes;
         // Rows that all ranges are multiplied with, one after the other, should stay in a second-level cache meanwhile. Where
         // tiles multiply, weights are not to be read more than once.
-        const bool widened = l.kind == LINEAR_BF16 && are_widened(rows);
-        row_blocks = ceil_div(rows * (widened ? WIDENED_BYTES : row_words(l) * 4), ROWS_BYTES);
+        row_blocks = ceil_div(rows * (shared ? SHARED_BYTES : row_words(l) * 4), ROWS_BYTES);
 #if defined(BOUGH_AMX)
         if (in_blocks(l, rows)) row_blocks = 1;
         // Weights that tiles begin a range with have not been asked for.
         if (has_blocks(l, rows)) {
-            n_ranges = threads * ceil_div(ceil_div(2 * n_pairs, threads), 8 * amx_panels(l, rows));
-            if (n_ranges > n_pairs) n_ranges = n_pairs;
+            n_ranges = threads * ceil_div(ceil_div(2 * n_passes, threads), 8 * amx_panels(l, rows));
+            if (n_ranges > n_passes) n_ranges = n_passes;
         }
 #endif
         rows_per_item = ceil_to(ceil_div(rows, row_blocks), LINEAR_ROWS);

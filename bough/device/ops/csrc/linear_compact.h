@@ -20,8 +20,8 @@ constexpr int CODES = 16;
 constexpr int64_t COMPACT_WORDS = UNIT_LINES * PANEL;    // of a unit
 
 // More rows than these leave memory so much time that spreading is what they would wait for: than one pass takes, unless
-// vectors are multiplied two at a time, or pairs have to be taken apart as well.
-constexpr int64_t COMPACT_ROWS = WIDENS_PAIRS ? 4 : LINEAR_ROWS, WIDE_COMPACT_ROWS = 8;
+// vectors are multiplied two at a time, or pairs have to be taken apart as well; or what is spread is shared by many.
+constexpr int64_t COMPACT_ROWS = FIXES_PAIRS ? 12 : WIDENS_PAIRS ? 4 : LINEAR_ROWS, WIDE_COMPACT_ROWS = 8;
 INLINE int64_t compact_rows() { return multiplies_twice ? WIDE_COMPACT_ROWS : COMPACT_ROWS; }
 
 INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
@@ -32,6 +32,7 @@ constexpr bool READS_COMPACT = true;
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS ? WIDE_COMPACT_ROWS : 0;
+    static constexpr int INTO = 0xea;    // (x & y) | z
     typedef PreparedPairDots Dots;
 
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) {
@@ -39,23 +40,51 @@ struct CompactTile {
     }
     static INLINE int64_t stride(const PackedLinear& l) { return units_of(l) * COMPACT_WORDS; }
 
-    // Puts the strays of a unit into its words; returns where the next ones are. No function of its own: for a call all sums
-    // would have to leave the registers.
-    static INLINE const Stray* put(const Stray* stray, int64_t unit, vu (&words)[UNIT]) {
-        for (; stray->unit == unit; ++stray)
-            for (int k = 0; k < UNIT; ++k)
-                words[k] = (vu)_mm512_mask_set1_epi16((__m512i)words[k], (__mmask32)(stray->word == k) << stray->half,
-                                                      (short)stray->value);
-        return stray;
-    }
+    // What codes of P panels stand for, and their strays.
+    template <int P>
+    struct Strays {
+        __m512i table[P];
+        const Stray* next[P];
+        int64_t due[P];
 
-    static INLINE void spread(const uint32_t* from, __m512i table, vu (&words)[UNIT]) {
+        INLINE Strays(const PackedLinear& l, int64_t panel) {
+            for (int p = 0; p < P; ++p) {
+                table[p] = _mm512_loadu_si512((const uint16_t*)l.scale + (panel + p) * 2 * CODES);
+                next[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
+                due[p] = next[p]->unit;
+            }
+        }
+
+        // Puts what value(stray) says of the strays of a unit into its words. No function of its own: for a call all sums
+        // would have to leave the registers.
+        template <typename Value>
+        INLINE void put(int p, int64_t unit, vu (&words)[UNIT], const Value& value) {
+            if (__builtin_expect(due[p] != unit, 1)) return;
+            const Stray* stray = next[p];
+            for (; stray->unit == unit; ++stray)
+                for (int k = 0; k < UNIT; ++k)
+                    words[k] = (vu)_mm512_mask_set1_epi16((__m512i)words[k], (__mmask32)(stray->word == k) << stray->half,
+                                                          (short)value(*stray));
+            next[p] = stray;
+            due[p] = stray->unit;
+        }
+        INLINE void put(int p, int64_t unit, vu (&words)[UNIT]) {
+            put(p, unit, words, [](const Stray& stray) { return stray.value; });
+        }
+    };
+
+    // The four words of a unit, one of which lies in the upper bits of the others.
+    static INLINE void unfold(const uint32_t* from, __m512i (&held)[UNIT]) {
         const __m512i a = (__m512i)loadu(from), b = (__m512i)loadu(from + PANEL), c = (__m512i)loadu(from + 2 * PANEL);
-        constexpr int INTO = 0xea;    // (x & y) | z
         __m512i last = _mm512_srli_epi16(a, 12);
         last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(b, 8), _mm512_set1_epi16(0xf0), last, INTO);
         last = _mm512_ternarylogic_epi32(_mm512_srli_epi16(c, 4), _mm512_set1_epi16(0xf00), last, INTO);
-        const __m512i held[UNIT] = {a, b, c, last};
+        held[0] = a, held[1] = b, held[2] = c, held[3] = last;
+    }
+
+    static INLINE void spread(const uint32_t* from, __m512i table, vu (&words)[UNIT]) {
+        __m512i held[UNIT];
+        unfold(from, held);
         for (int k = 0; k < UNIT; ++k) {
             // The permutation looks at 5 bits: sign and code.
             const __m512i upper = _mm512_permutexvar_epi16(_mm512_srli_epi16(held[k], 7), table);
@@ -71,14 +100,7 @@ struct CompactTile {
         RowCursor a(x.at, x.stride);
         Sums<vf, R, P> sums;
         clear(sums);
-        __m512i table[P];
-        const Stray* stray[P];
-        int64_t due[P];
-        for (int p = 0; p < P; ++p) {
-            table[p] = _mm512_loadu_si512((const uint16_t*)l.scale + (panel + p) * 2 * CODES);
-            stray[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
-            due[p] = stray[p]->unit;
-        }
+        Strays<P> strays(l, panel);
         for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT * Dots::WORDS)) {
             for (int i = 0; i < UNIT_LINES; ++i)
                 next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
@@ -86,11 +108,8 @@ struct CompactTile {
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {
                 vu words[UNIT];
-                spread(w + p * stride, table[p], words);
-                if (__builtin_expect(due[p] == unit, 0)) {
-                    stray[p] = put(stray[p], unit, words);
-                    due[p] = stray[p]->unit;
-                }
+                spread(w + p * stride, strays.table[p], words);
+                strays.put(p, unit, words);
 #pragma GCC unroll 4
                 for (int k = 0; k < UNIT; ++k)
 #pragma GCC unroll 8
@@ -112,13 +131,15 @@ INLINE bool reads_compact(const PackedLinear& l, int64_t n) {
     return READS_COMPACT && l.compact && n <= compact_rows();
 }
 
-// Words of a panel in the form that n rows read, and where it begins.
-INLINE int64_t read_words(const PackedLinear& l, int64_t n) {
-    return reads_compact(l, n) ? units_of(l) * COMPACT_WORDS : panel_words(l);
+// Words of a panel in one of the forms, or in that which n rows read, and where it begins.
+INLINE int64_t words_of_panel(const PackedLinear& l, bool compact) {
+    return compact ? units_of(l) * COMPACT_WORDS : panel_words(l);
 }
-INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) {
-    return (reads_compact(l, n) ? l.compact : l.weight) + panel * read_words(l, n);
+INLINE const uint32_t* panel_at(const PackedLinear& l, int64_t panel, bool compact) {
+    return (compact ? l.compact : l.weight) + panel * words_of_panel(l, compact);
 }
+INLINE int64_t read_words(const PackedLinear& l, int64_t n) { return words_of_panel(l, reads_compact(l, n)); }
+INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) { return panel_at(l, panel, reads_compact(l, n)); }
 
 // -- making it
 

@@ -1,9 +1,10 @@
 // What a packed linear layer multiplies: its inputs, rounded as the kind of weight asks.
 //
 // A prepared row is
-//   uint32 [words]        pairs of bf16, or two floats for each where WIDENS_PAIRS; or four signed bytes, for weights of eight
-//                         bits as ByteDots wants them; of Q4_WHOLE the upper digits of all inputs, then the lower ones
-//   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one
+//   uint32 [words]        pairs of bf16, or of whole numbers where FIXES_PAIRS, or else two floats for each where WIDENS_PAIRS;
+//                         or four signed bytes, for weights of eight bits as ByteDots wants them; of Q4_WHOLE the upper digits
+//                         of all inputs, then the lower ones
+//   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one. float [scales] for BF16 where FIXES_PAIRS
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
 // cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Of ROTATED they do for
@@ -14,6 +15,7 @@
 
 #include "amx.h"
 #include "byte_dots.h"
+#include "fixed.h"
 #include "hadamard.h"
 
 namespace {
@@ -68,16 +70,17 @@ INLINE bool has_whole_bytes(int kind) { return kind == LINEAR_INT8 || kind == LI
 // Words of values in a prepared row.
 INLINE int64_t row_words(const PackedLinear& l) {
     if (has_whole_bytes(l.kind)) return input_words(l) * ByteDots::WORDS;
-    return input_words(l) * (WIDENS_PAIRS && l.kind == LINEAR_BF16 ? 2 : digits_of(l));
+    if (l.kind == LINEAR_BF16) return input_words(l) * (WIDENS_PAIRS && !FIXES_PAIRS ? 2 : 1);
+    return input_words(l) * digits_of(l);
 }
 
-// Scales of a prepared row.
-INLINE int64_t input_scales(const PackedLinear& l) {
+// Words of the scales of a prepared row.
+INLINE int64_t scale_words(const PackedLinear& l) {
     switch (l.kind) {
-        case LINEAR_BF16: return 0;
+        case LINEAR_BF16: return FIXES_PAIRS ? fixed_groups(l.n_in) : 0;
         case LINEAR_ROTATED:
-        case LINEAR_Q4_WHOLE: return 1;
-        default: return ceil_div(n_groups_of(l), groups_together(l.kind));
+        case LINEAR_Q4_WHOLE: return META;
+        default: return ceil_div(n_groups_of(l), groups_together(l.kind)) * META;
     }
 }
 
@@ -92,31 +95,11 @@ struct PreparedRows {
 // Words from one prepared row to the next: whole lines, and never a multiple of 4096 bytes, which would put all rows
 // into the same few lines of a cache; two lines more leave each set of a first-level cache 8 of 32 rows' lines.
 INLINE int64_t prepared_stride(const PackedLinear& l) {
-    int64_t stride = ceil_to(row_words(l) + input_scales(l) * META, 16);
+    int64_t stride = ceil_to(row_words(l) + scale_words(l), 16);
     return stride % 1024 ? stride : stride + 32;
 }
 
 INLINE int64_t prepared_bytes(const PackedLinear& l, int64_t rows) { return prepared_stride(l) * 4 * rows; }
-
-INLINE int32_t sum(vi x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_epi32((__m512i)x);
-#else
-    int32_t total = 0;
-    for (int lane = 0; lane < WIDTH; ++lane) total += x[lane];
-    return total;
-#endif
-}
-
-INLINE int32_t max_lane(vi x) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_epi32((__m512i)x);
-#else
-    int32_t best = x[0];
-    for (int lane = 1; lane < WIDTH; ++lane) best = x[lane] > best ? x[lane] : best;
-    return best;
-#endif
-}
 
 // What bits of a magnitude stand for; NaN if that is not finite.
 INLINE float finite_or_nan(int32_t bits) {
@@ -409,7 +392,9 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
     for (int64_t row = 0; row < n; ++row, x += x_stride, to += stride) {
         int8_t* bytes = (int8_t*)(whole ? to + in_row - words : to);
         GroupMeta* meta = (GroupMeta*)(to + in_row);
-        if (l.kind == LINEAR_BF16)
+        if (l.kind == LINEAR_BF16 && FIXES_PAIRS)
+            fix_row(x, l.n_in, to, (float*)(to + in_row));
+        else if (l.kind == LINEAR_BF16)
             prepare_bf16(x, l.n_in, to);
         else if (l.kind == LINEAR_ROTATED)
             prepare_rotated(x, l.n_in, 4 * words, zero, bytes, meta);

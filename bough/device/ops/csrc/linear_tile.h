@@ -15,6 +15,7 @@ constexpr int LINEAR_ROWS = WIDTH == 16 ? 6 : 4;    // rows of a block
 // Panels that one pass takes, and rows of dense ones: as many as the registers hold sums of. Sums of bytes are kept beside those
 // of floats.
 constexpr int DENSE_PANELS = WIDTH == 16 ? 4 : 1;
+constexpr int PASS = DENSE_PANELS * PANEL;    // outputs
 #if defined(__x86_64__) && !defined(__AVX2__)
 constexpr int DENSE_ROWS = 3;
 #else

@@ -53,7 +53,7 @@ struct Panels {
         const int64_t most = amx_some_rows(first);
         if (are_blocks(l) && (!stay || first.kind == LINEAR_Q4_WHOLE)) return most < MOST_GATED_ROWS ? most : MOST_GATED_ROWS;
 #endif
-        return l.part[0]->kind == LINEAR_BF16 && are_widened(tokens) ? 3 * GATED_ROWS : GATED_ROWS;
+        return l.part[0]->kind == LINEAR_BF16 && are_shared(tokens) ? 3 * GATED_ROWS : GATED_ROWS;
     }
 
     int64_t kept([[maybe_unused]] const LinearParts& l) const {

@@ -172,4 +172,49 @@ void quantise(const QuantiseCall& call) {
     parallel_items((call.n_out + PANEL - 1) / PANEL, call.threads, Quantise<T>::body, &c);
 }
 
+// -- the exponents of bf16 weights that are multiplied as whole numbers
+
+struct Exponents {
+    const ExponentsCall& call;
+
+    static void body(void* context, int64_t panel) {
+        const ExponentsCall& c = ((Exponents*)context)->call;
+        const int64_t words = ceil_div(c.n_in, 2), groups = fixed_groups(c.n_in);
+        for (int64_t word = 0, g = 0; g < groups; word += FIXED_WORDS, ++g) {
+            const int64_t left = c.n_in - 2 * word;
+            const int n = left < FIXED_INPUTS ? (int)left : FIXED_INPUTS;
+            const uint32_t* from = c.words + (panel * words + word) * PANEL;
+            for (int j = 0; j < PANEL; j += WIDTH) {
+                const vub bytes = of_group(from + j, n);
+                memcpy(c.exponents + (panel * groups + g) * PANEL + j, &bytes, sizeof bytes);
+            }
+        }
+    }
+
+    // Magnitudes of input i of a group, from whose words w are.
+    static INLINE vf magnitude(const uint32_t* w, int i) {
+        const vu pairs = loadu(w + i / 2 * PANEL);
+        return (vf)((vu)(i % 2 ? second_of(pairs) : first_of(pairs)) & 0x7fffffffu);
+    }
+
+    static INLINE vub of_group(const uint32_t* w, int n) {
+        vi most = vi{};
+        for (int i = 0; i < n; ++i) {
+            const vi bits = (vi)magnitude(w, i);
+            most = bits > most ? bits : most;
+        }
+        vi exponent = EXPONENTS - (most >> 23);
+        exponent = exponent > MOST_EXPONENT ? MOST_EXPONENT - vi{} : exponent;
+        vf sum = vf{};
+        for (int i = 0; i < n; ++i) sum += magnitude(w, i) * power_of((vu)exponent);
+        exponent += (vi)(sum > splat(MOST_FIXED));    // less by one
+        return (vub)lowest_bytes(most >= 0x7f800000 ? 255 - vi{} : exponent);
+    }
+};
+
+void exponents(const ExponentsCall& call) {
+    Exponents e = {call};
+    parallel_items(ceil_div(call.n_out, PANEL), call.threads, Exponents::body, &e);
+}
+
 }  // namespace

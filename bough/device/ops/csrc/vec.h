@@ -63,6 +63,8 @@ INLINE vu loadu(const uint32_t* p) {
     return x;
 }
 
+INLINE void storeu(uint32_t* p, vu x) { memcpy(p, &x, sizeof x); }
+
 INLINE vf as_float(vu x) { return (vf)x; }
 
 // Between widths. Asked for in one step, compilers take wide vectors apart, element by element.
@@ -370,6 +372,30 @@ INLINE vi dot_bytes(vi acc, uint32_t w, vu a) {
 }
 
 INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+
+INLINE int32_t sum(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int lane = 0; lane < WIDTH; ++lane) total += x[lane];
+    return total;
+#endif
+}
+
+INLINE int32_t max_lane(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(__AVX2__)
+    __m128i most = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(most, _mm_shuffle_epi32(most, 0xb1)));
+#else
+    int32_t best = x[0];
+    for (int lane = 1; lane < WIDTH; ++lane) best = x[lane] > best ? x[lane] : best;
+    return best;
+#endif
+}
 
 // Widens fp16 values, exactly; each lies in the lower half of a lane.
 INLINE vf widen_halves(vu bits) {
