@@ -98,9 +98,7 @@ def _processor(cpu: machine.Cpu) -> Iterator[Finding]:
     elif "avx512f" not in has:
         yield Finding("features", "note", value, "no AVX-512: vectors of 8 floats instead of 16")
     elif not {"avx512_bf16", "amx_bf16"} & has:
-        yield Finding(
-            "features", "note", value, "no bfloat16 arithmetic: integers or floats take longer"
-        )
+        yield Finding("features", "note", value, "no bfloat16 arithmetic: integers or floats take longer")
     else:
         yield Finding("features", "ok", value)
 
