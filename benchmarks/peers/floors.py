@@ -25,11 +25,16 @@ from bough.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Measured rates of the machine: reading memory (10^9 bytes/s), products of bfloat16 and int8 (10^9 op/s)."""
+    """Measured rates of the machine: reading memory (10^9 bytes/s), products of bfloat16 and int8 (10^9 op/s).
+
+    Attributes:
+        others_gflop_s: of products of bfloat16 or floats by others than bough; 0 where it was not measured.
+    """
 
     read_gb_s: float
     bf16_gflop_s: float
     int8_gop_s: float
+    others_gflop_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -289,7 +289,8 @@ def _once(
 
 
 def add_floor(into: dict[str, Any], row: Row, settings: Settings) -> None:
-    """Write the row's floor here, by the medians of its limits and by each of them, and on the goal machine."""
+    """Write the row's floor here, by the medians of its limits and by each of them, of others, and on the goal
+    machine."""
     path = models.folder(settings.home, row.model)
     sizes = dict(row.sizes)
     if row.work == "json":
@@ -299,6 +300,9 @@ def add_floor(into: dict[str, Any], row: Row, settings: Settings) -> None:
     limits = [Limits(**found) for found in into["limits"]]
     into["floor_s"] = round(floor(*of, middle(limits)), 4)
     into["floors"] = [round(floor(*of, found), 4) for found in limits]
+    # What others took on the goal machine is not to be set beside a rate that bough alone comes to here.
+    others = middle(limits)
+    into["others_floor_s"] = round(floor(*of, replace(others, bf16_gflop_s=others.others_gflop_s)), 4)
     into["goal_machine_floor_s"] = round(floor(*of, GOAL_MACHINE), 4)
 
 

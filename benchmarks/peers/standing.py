@@ -185,11 +185,13 @@ def _peers(row: Mapping[str, Any]) -> list[Peer]:
 
 
 def _recorded(name: str, row: Mapping[str, Any]) -> list[Peer]:
-    """What ik took on the goal machine, as seconds over this floor. Beside others only: alone it is the best of one."""
+    """What ik took on the goal machine, as seconds over the floor of others here. Beside others only: alone it is the
+    best of one."""
     recorded, ours = RECORDED_IK.get(name), _ours(row)
     if recorded is None or ours is None or not has_peers(row):
         return []
-    return [Peer(RECORDED, recorded / row["goal_machine_floor_s"] * row["floor_s"], ours[1], row["floor_s"])]
+    seconds = recorded / row["goal_machine_floor_s"] * row.get("others_floor_s", row["floor_s"])
+    return [Peer(RECORDED, seconds, ours[1], row["floor_s"])]
 
 
 def _finished_beside(

@@ -138,6 +138,10 @@ def test_records_and_goals_in_seconds_move_with_the_floor() -> None:
     judged = standing.standing(name, result(name, bough_int8=cell(0.6), llamacpp_q8_0=cell(2.0))["rows"][name])
     assert judged.best == standing.Peer(standing.RECORDED, pytest.approx(0.51 * 2), 0.6, 1.0)
     assert judged.aim == pytest.approx(0.35 * 2)
+    of_others = result(name, bough_int8=cell(0.6), llamacpp_q8_0=cell(2.0))["rows"][name] | {"others_floor_s": 1.5}
+    assert standing.standing(name, of_others).best == standing.Peer(
+        standing.RECORDED, pytest.approx(0.51 * 3), 0.6, 1.0
+    )
     alone = standing.standing(name, result(name, bough_int8=cell(0.6))["rows"][name])
     assert alone.best is None and alone.met == (True, None)
     live = result(name, bough_int8=cell(0.6), ik_q8_0=cell(0.9))

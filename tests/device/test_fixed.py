@@ -1,4 +1,4 @@
-"""bfloat16 as whole numbers: against the slow twin, and that next to nothing is lost by it."""
+"""bfloat16 as whole numbers: against the slow twin, in both forms of weights; next to nothing is lost by it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bough.device.ops.compact import READERS as COMPACT_READERS
+from bough.device.ops.compact import Compactor
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.fixed import INPUTS, READERS, exponents, fixed_inputs, fixed_weights
 from bough.device.ops.library import Library
@@ -58,27 +60,56 @@ def test_products_are_those_of_the_twin(
     places = torch.Generator().manual_seed(seed)
     for part in (weight, x):
         part.view(-1)[torch.randint(0, part.numel(), (1 + part.numel() // 300,), generator=places)] = odd
-        part[torch.randint(0, len(part), (1,), generator=places)] = 0
+        group = int(torch.randint(0, -(-n_in // INPUTS), (1,), generator=places)) * INPUTS
+        part[torch.randint(0, len(part), (1,), generator=places), group : group + INPUTS] = 0
     out = product(library, weight, x)
     assert close(out, fixed_weights(weight, library.isa()), fixed_inputs(x))
 
 
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 11, 12])
+@pytest.mark.parametrize("odd", [0.0, -1e-41, 3e-38, -(2.0**-125), 1.5, -(2.0**30)])
+def test_the_compact_form_gives_those_of_the_twin_too(library: Library, rows: int, odd: float) -> None:
+    """With values that have no code, or are the largest of their group by far."""
+    weight, x = (randn(70, 1280, rows) * 2.0**40 / 50).bfloat16(), randn(rows, 1280, rows + 1).bfloat16()
+    weight.view(-1)[:: 70 * 1280 // 40] = odd
+    weight[3, 128:192] = 0
+    if library.isa() in COMPACT_READERS:
+        assert Compactor(library, None)(pack_bf16(weight)) is not None
+    assert close(product(library, weight, x), fixed_weights(weight, library.isa()), fixed_inputs(x))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4, 6, 7, 12, 13, 50])
-def test_what_is_no_64_times_smaller_loses_nothing(library: Library, rows: int) -> None:
+def test_what_is_no_32_times_smaller_loses_nothing(library: Library, rows: int) -> None:
+    """Values of 8 bits, which reach from the largest of their group to a 32nd of it."""
     g = torch.Generator().manual_seed(rows)
-    weight, x = (torch.randint(-64, 65, (n, 640), generator=g).float() for n in (80, rows))
-    assert torch.equal(product(library, weight, x), x @ weight.T)
+
+    def some(n: int) -> Tensor:
+        size = 2.0 ** torch.randint(0, 6, (n, 640), generator=g) * torch.randint(128, 256, (n, 640), generator=g)
+        size[:, ::INPUTS] = 255 * 32
+        return size * (1 - 2 * torch.randint(0, 2, (n, 640), generator=g))
+
+    weight, x = some(80), some(rows)
+    out = product(library, weight, x).double()
+    exact = x.double() @ weight.double().T
+    assert ((out - exact).abs() <= 1e-6 * (x.double().abs() @ weight.double().abs().T)).all()
+    few = torch.zeros(rows, 640)
+    few[:, 70:72] = x[:, 70:72]
+    assert torch.equal(product(library, weight, few), few @ weight.T)
 
 
 @pytest.mark.parametrize("rows", [5, 9, 40])
-def test_less_is_lost_than_by_rounding_inputs(library: Library, rows: int) -> None:
-    """Also where some are far larger, as those of models are: their group is rounded by them."""
-    weight, x = randn(96, 1536, 1).bfloat16(), randn(rows, 1536, 2)
-    x[:, ::700] *= 300
+@pytest.mark.parametrize(("inputs", "most"), [("normal", 0.06), ("outliers", 0.5), ("positive", 0.1), ("mean", 0.1)])
+def test_less_is_lost_than_by_rounding_inputs(library: Library, rows: int, inputs: str, most: float) -> None:
+    """Where some are far larger, as those of models are, their group is rounded by them; where inputs have a mean, what
+    is lost of weights does not add up."""
+    weight, x = randn(96, 8192, 1).bfloat16(), randn(rows, 8192, 2)
+    if inputs == "outliers":
+        x[:, ::700] *= 300
+    x = x.relu() if inputs == "positive" else x + 1 if inputs == "mean" else x
     exact = x.double() @ weight.double().T
     rounded = x.bfloat16().double() @ weight.double().T
     lost = product(library, weight, x.bfloat16()).double() - rounded
-    assert lost.norm() < 0.5 * (rounded - exact).norm()
+    assert lost.norm() < most * (rounded - exact).norm()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 13, 60])
@@ -120,7 +151,7 @@ def test_what_is_not_finite_stays_where_it_belongs(library: Library, rows: int, 
     bad = weight.clone()
     bad[17, 70] = value
     out = product(library, bad, x)
-    assert not out[:, 17].isfinite().any()
+    assert out[:, 17].isnan().all()
     others = torch.arange(40) != 17
     assert torch.equal(out[:, others], expected[:, others])
 

@@ -1,5 +1,5 @@
-"""bfloat16 as whole numbers (block floating point), for processors that multiply integers of 16 bits twice as fast as
-floats and have no bfloat16: AVX-512 with VNNI, without BF16.
+"""bfloat16 as whole numbers (block floating point), for processors that add up products of 16-bit integers faster than
+those of floats, and have no bfloat16: AVX2, AVX-VNNI, and AVX-512 with VNNI but without BF16.
 
 64 inputs of a row share a power of two, and so do 64 weights of an output: see csrc/fixed.h, where the arithmetic is.
 Weights stay what they are in memory; only the powers are found when they are loaded.
@@ -47,7 +47,12 @@ def fixed_inputs(x: Tensor) -> Tensor:
 
 def fixed_weights(weight: Tensor, isa: str) -> Tensor:
     """The same of a weight [N, K], by the kernels of an instruction set."""
-    return _fixed(weight, MOST_SUM, torch.floor if isa == "avx512vnni" else torch.round)
+    return _fixed(weight, MOST_SUM, _away_from_zero if isa == "avx512vnni" else torch.round)
+
+
+def _away_from_zero(x: Tensor) -> Tensor:
+    """To the nearest whole number, of two that are as near to the larger one."""
+    return (x.abs() + 0.5).floor() * x.sign()
 
 
 def _fixed(x: Tensor, most_sum: float, whole: Callable[[Tensor], Tensor]) -> Tensor:

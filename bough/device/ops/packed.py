@@ -232,7 +232,8 @@ def factors(packed: PackedWeight) -> Tensor:
 
 
 def quantise_inputs(kind: Kind, x: Tensor) -> Tensor:
-    """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16, or to 8 bits with a scale for each 32
+    """x [T, K] as the kernels of ``kind`` see it, float32: rounded to bfloat16 (some kernels go on from there:
+    :mod:`bough.device.ops.fixed`), or to 8 bits with a scale for each 32
     inputs, or 64 for INT8. Of ROTATED it is the Hadamard transform that is rounded and returned, with one scale;
     Q4_WHOLE has one scale, too, and 16 bits. Inputs that share a scale with a value that is not finite become NaN."""
     if kind == Kind.BF16:

@@ -1,9 +1,11 @@
-// bf16 as whole numbers: where a processor multiplies integers of 16 bits twice as fast as floats, and has no bf16.
+// bf16 as whole numbers: where a processor adds up products of 16-bit integers faster than those of floats, and has no bf16.
 //
 // 64 inputs of a row share a power of two that makes them whole numbers of 13 bits and a sign, and so do 64 weights of an
-// output (block floating point). A bf16 has 8 bits: all that are no less than 1/64 of the largest of their group lose
-// nothing, smaller ones are rounded to 2^-13 of it, which is less than bf16 rounds the largest itself. Sums of products within a group fit into 32 bits and are exact: they have the same bits in whatever order
-// they are added up. Those of groups are added up as floats, in rising order.
+// output (block floating point). A bf16 has 8 bits: all that are no less than 1/32 of the largest of their group lose
+// nothing, smaller ones are rounded to 2^-12 of it, which is less than bf16 rounds the largest itself. (Where weights of a
+// group are nearly all as large as the largest, they have one bit less.) Sums of products within a group fit into 32 bits
+// and are exact: they have the same bits in whatever order they are added up. Those of groups are added up as floats, in
+// rising order; they overflow where weights exceed 1e30.
 #pragma once
 
 #include "vec.h"
@@ -27,7 +29,8 @@ constexpr float MOST_FIXED = (1 << (31 - FIXED_BITS)) - FIXED_INPUTS;    // each
 
 // Powers of two by their exponents, biased as floats are: of the one that makes numbers up to `top` whole ones, where the
 // exponent of top is given, and of its inverse. Powers are bounded such that both are floats.
-constexpr int MOST_EXPONENT = 247, EXPONENTS = 2 * 127 + FIXED_BITS - 1;    // of both
+constexpr int MOST_EXPONENT = 247, NOT_FINITE = 255;
+constexpr int EXPONENTS = 2 * 127 + FIXED_BITS - 1;    // the sum of both
 INLINE int fixed_exponent(int of_top) {
     const int exponent = EXPONENTS - of_top;
     return exponent < MOST_EXPONENT ? exponent : MOST_EXPONENT;
@@ -36,14 +39,25 @@ INLINE vf power_of(vu exponent) { return (vf)(exponent << 23); }
 INLINE vf inverse_power_of(vu exponent) { return (vf)((254u - exponent) << 23); }
 
 #if defined(BOUGH_FIXES)
-// Pairs of weights times powers of two -> pairs of whole numbers of 16 bits: the nearest ones or, with AVX-512, the next below.
+// What weights are multiplied with to become whole numbers.
+INLINE vf fixed_power(vu exponent) {
+#if defined(__AVX512F__)
+    return (vf)((exponent + 1) << 23 | 0x100u);    // twice the power, and 2^-15 of it more
+#else
+    return power_of(exponent);
+#endif
+}
+
+// Pairs of weights -> pairs of the nearest whole numbers of 16 bits. Of two that are as near it is the even one or, with
+// AVX-512, the larger: as vectors of 16-bit products round (linear_fixed.h), whose sign stays apart. What is halfway is made
+// a little larger than that for it, twice its size is rounded down, and 1 added, before it is halved.
 INLINE vu fixed_pairs(vu pairs, vf power) {
 #if defined(__AVX512F__)
     constexpr int DOWN = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
-    const __m512 magic = _mm512_set1_ps(FIXED_MAGIC);
+    const __m512 magic = _mm512_set1_ps(FIXED_MAGIC + 1);
     const vu first = (vu)_mm512_fmadd_round_ps((__m512)first_of(pairs), (__m512)power, magic, DOWN);
     const vu second = (vu)_mm512_fmadd_round_ps((__m512)second_of(pairs), (__m512)power, magic, DOWN);
-    return second << 16 | (first & 0xffffu);
+    return (vu)_mm512_srai_epi16((__m512i)(second << 16 | (first & 0xffffu)), 1);
 #else
     const vu first = (vu)fma(first_of(pairs), power, splat(FIXED_MAGIC));
     const vu second = (vu)fma(second_of(pairs), power, splat(FIXED_MAGIC));

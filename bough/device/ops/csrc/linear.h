@@ -294,7 +294,7 @@ struct PackedCall {
     void run(int n_threads) {
         threads = n_threads;
         const bool shared = l.kind == LINEAR_BF16 && are_shared(rows);
-        pass = shared && DENSE_PANELS > 2 ? DENSE_PANELS : 2;
+        pass = shared && DENSE_PANELS > 2 && l.n_out >= 2 * DENSE_PANELS * PANEL * threads ? DENSE_PANELS : 2;
         n_passes = ceil_div(l.n_out, pass * PANEL);
         // Each thread gets a few items, so that one which is held up does not hold up the others; an item should
         // be worth the handing out: some 128 KB of weights per row block.

@@ -28,7 +28,7 @@ struct FixedScales {
             vub bytes;
             memcpy(&bytes, exponents + j / PANEL_VECS * stride + j % PANEL_VECS * WIDTH, sizeof bytes);
             const vu exponent = widen(bytes);
-            power[j] = power_of(exponent);
+            power[j] = fixed_power(exponent);
             inverse[j] = inverse_power_of(exponent);
         }
     }
@@ -183,14 +183,15 @@ struct CompactGroups {
         : at(CompactTile::begin(l, panel)), exponents(exponents_of(l, panel)), stride(CompactTile::stride(l)),
           groups(fixed_groups(l.n_in)), unit(0), strays(l, panel) {}
 
-    // Whether the group that begins here has codes in all of its distances. It has not where it is of strays, or of zeros.
+    // Whether the codes of the group that begins here say what its values are. They do not where its largest is beyond them, or
+    // not finite, or has one bit less, or where values are next to nothing.
     INLINE bool begin() {
         __mmask16 beyond = 0;
         for (int p = 0; p < P; ++p) {
             const __m512i exponent = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(exponents + p * groups * PANEL)));
             const int top = _mm_extract_epi16(_mm512_castsi512_si128(strays.table[p]), 0) >> 7;
             const __m512i less = _mm512_add_epi32(exponent, _mm512_set1_epi32(top - EXPONENTS));
-            beyond |= _mm512_movepi32_mask(less);
+            beyond |= _mm512_movepi32_mask(less) | _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(NOT_FINITE));
             distance[p] = _mm512_or_si512(less, _mm512_slli_epi32(less, 16));
         }
         return !beyond;
@@ -204,13 +205,12 @@ struct CompactGroups {
             const __m512i place = _mm512_sub_epi16(_mm512_srli_epi16(held[k], 7), distance[p]);
             const __m512i factor = _mm512_permutexvar_epi16(place, _mm512_loadu_si512(FACTORS));
             const __m512i mantissa = _mm512_ternarylogic_epi32(_mm512_slli_epi16(held[k], 7), _mm512_set1_epi16(0x3f80),
-                                                               _mm512_set1_epi16(0x4000), CompactTile::INTO);
-            words[k] = (vu)_mm512_mulhi_epi16(mantissa, factor);
+                                                               _mm512_set1_epi16(0x4001), CompactTile::INTO);
+            words[k] = (vu)_mm512_mulhrs_epi16(mantissa, factor);
         }
         strays.put(p, unit, words, [&](const Stray& stray) {
             const vu exponent = exponents[p * groups * PANEL + stray.half / 2] - vu{};
-            const float value = widen((bf16)stray.value) * power_of(exponent)[0];
-            return value - value == 0 ? __builtin_floorf(value) : 0;
+            return fixed_pairs(stray.value - vu{}, fixed_power(exponent))[0];
         });
     }
 
@@ -240,10 +240,11 @@ struct CompactGroups {
         exponents += PANEL;
     }
 
-    // What a sign and a distance stand for: powers of two, so that mantissas below 2^15 become whole numbers below 2^13.
+    // What a sign and a distance stand for: powers of two, so that mantissas below 2^15, and one bit for what is halfway to be
+    // more than that, become whole numbers below 2^13, rounded.
     static constexpr int16_t FACTORS[2 * CODES] = {
-        16384, 8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0,
-        -16384, -8192, -4096, -2048, -1024, -512, -256, -128, -64, -32, -16, -8, -4, -2, -1, -1};    // what is below 1 rounds down
+        8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0, 0,
+        -8192, -4096, -2048, -1024, -512, -256, -128, -64, -32, -16, -8, -4, -2, -1, 0, 0};
 };
 
 struct FewCompactTile : CompactTile {
@@ -261,7 +262,8 @@ struct FewCompactTile : CompactTile {
                 const int words = (int)(end - unit) * UNIT;
                 alignas(64) uint32_t tile[FIXED_WORDS * P * PANEL];
                 weights.fill(words, group, tile);
-                add_shared<R, P>(tile, words, a, scales, (const float*)group.inverse, {}, 0, out);
+                add_shared<R, P>(tile, words, a, scales, (const float*)group.inverse, {nullptr, 0, next.others, 0},
+                                 0, out);
                 a.advance(4 * words);
                 continue;
             }

@@ -208,7 +208,7 @@ struct Exponents {
         vf sum = vf{};
         for (int i = 0; i < n; ++i) sum += magnitude(w, i) * power_of((vu)exponent);
         exponent += (vi)(sum > splat(MOST_FIXED));    // less by one
-        return (vub)lowest_bytes(most >= 0x7f800000 ? 255 - vi{} : exponent);
+        return (vub)lowest_bytes(most >= 0x7f800000 ? NOT_FINITE - vi{} : exponent);
     }
 };
 
