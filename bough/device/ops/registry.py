@@ -220,8 +220,8 @@ class Ops(Protocol):
     def packed_linear(self, weight: PackedWeight, bias: Tensor | None) -> PackedApply:
         """A function (x [T, in], out [T, out] or None) -> ``x weight^T + bias`` in x's dtype, in ``out`` if given.
 
-        x is rounded as :func:`bough.device.ops.packed.quantise_inputs` says, and where bfloat16 is multiplied as integers
-        both are as :mod:`bough.device.ops.fixed` says; products are summed up in float32 or
+        x is rounded as :func:`bough.device.ops.packed.quantise_inputs` says, and where bfloat16 is multiplied as
+        integers both are as :mod:`bough.device.ops.fixed` says; products are summed up in float32 or
         exactly, in an order that depends on ``weight`` alone. ``out`` has contiguous rows, any distance apart.
         """
         ...
