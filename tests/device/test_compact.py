@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -13,17 +11,13 @@ from bough.device.ops.compact import READERS, Compactor, CompactWeight, expand
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import Library
 from bough.device.ops.packed import pack_bf16
-from tests.variants import kernels_of
 
 Tensor = torch.Tensor
 
-pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
-
-
-@pytest.fixture(params=READERS)
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    with kernels_of(request.param) as library:
-        yield library
+pytestmark = [
+    pytest.mark.usefixtures("poisoned", "two_threads"),
+    pytest.mark.parametrize("library", READERS, indirect=True),
+]
 
 
 def gaussian(n_out: int, n_in: int, strays: int = 0, seed: int = 0) -> Tensor:

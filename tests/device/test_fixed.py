@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,17 +13,13 @@ from bough.device.ops.cpu import CpuOps
 from bough.device.ops.fixed import INPUTS, READERS, exponents, fixed_inputs, fixed_weights
 from bough.device.ops.library import Library
 from bough.device.ops.packed import from_panels, pack_bf16
-from tests.variants import kernels_of
 
 Tensor = torch.Tensor
 
-pytestmark = pytest.mark.usefixtures("poisoned", "two_threads")
-
-
-@pytest.fixture(params=READERS)
-def library(request: pytest.FixtureRequest) -> Iterator[Library]:
-    with kernels_of(request.param) as library:
-        yield library
+pytestmark = [
+    pytest.mark.usefixtures("poisoned", "two_threads"),
+    pytest.mark.parametrize("library", READERS, indirect=True),
+]
 
 
 def randn(n: int, dim: int, seed: int) -> Tensor:
