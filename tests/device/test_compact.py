@@ -29,6 +29,13 @@ def gaussian(n_out: int, n_in: int, strays: int = 0, seed: int = 0) -> Tensor:
     return weight
 
 
+def with_zeros(weight: Tensor, share: float) -> Tensor:
+    """With so many of both signs."""
+    g = torch.Generator().manual_seed(2)
+    kept = torch.rand(weight.shape, generator=g) >= share
+    return weight.where(kept, torch.zeros_like(weight).copysign(weight))
+
+
 def compact_of(library: Library, weight: Tensor) -> CompactWeight | None:
     return Compactor(library, None)(pack_bf16(weight))
 
@@ -61,6 +68,19 @@ def test_the_codes_are_those_of_most_values(library: Library) -> None:
     assert compact is not None and same_bits(expand(compact, 16), weight)
 
 
+def test_zeros_have_a_code_where_there_are_many(library: Library) -> None:
+    """Of both signs; beside values that no bit tells from zero but that of the code, and ones next to nothing."""
+    weight = with_zeros(gaussian(64, 576), 0.02)
+    few, many = weight[:16], weight[16:]
+    few[few == 0] = 0.01
+    few[0, 100:120] = (2.0 ** torch.arange(-20, 0)).bfloat16()
+    many[0, :4] = torch.tensor([1e-40, -1e-40, 2.0**-126, -(2.0**-126)])
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, 64), weight)
+    assert (compact.table.view(4, 2, 16)[:, 0, 0] == 0).tolist() == [False, True, True, True]
+    assert (compact.table.view(4, 2, 16)[:, 1, 0] == -(2**15)).tolist() == [False, True, True, True]
+
+
 def test_a_weight_of_many_exponents_stays_as_it_is(library: Library) -> None:
     g = torch.Generator().manual_seed(1)
     anything = torch.randint(-(2**15), 2**15, (32, 64), generator=g).to(torch.int16).view(torch.bfloat16)
@@ -86,14 +106,15 @@ def test_forms_take_no_more_bytes_than_there_are(library: Library) -> None:
     units=st.integers(1, 40),
     rows=st.integers(1, 14),
     strays=st.integers(0, 12),
-    odd=st.sampled_from([0.0, -(2.0**-120), 2.0**20, -(2.0**20), torch.nan, torch.inf]),
+    odd=st.sampled_from([0.0, -(2.0**-120), 1e-40, 2.0**-20, 2.0**20, -(2.0**20), torch.nan, torch.inf]),
+    zeros=st.sampled_from([0, 0.03, 0.9]),
     seed=st.integers(0, 99),
     threads=st.integers(1, 3),
 )
 def test_products_have_the_same_bits(
-    library: Library, n_out: int, units: int, rows: int, strays: int, odd: float, seed: int, threads: int
+    library: Library, n_out: int, units: int, rows: int, strays: int, odd: float, zeros: float, seed: int, threads: int
 ) -> None:
-    weight = gaussian(n_out, 8 * units, 0, seed)
+    weight = with_zeros(gaussian(n_out, 8 * units, 0, seed), zeros)
     g = torch.Generator().manual_seed(seed)
     weight.view(-1)[torch.randint(0, weight.numel(), (strays,), generator=g)] = odd
     packed = pack_bf16(weight)

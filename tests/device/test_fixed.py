@@ -61,7 +61,7 @@ def test_products_are_those_of_the_twin(
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 11, 12])
-@pytest.mark.parametrize("odd", [0.0, -1e-41, 3e-38, -(2.0**-125), 1.5, -(2.0**30)])
+@pytest.mark.parametrize("odd", [0.0, -0.0, -1e-41, 3e-38, -(2.0**-125), 1.5, -(2.0**30)])
 def test_the_compact_form_gives_those_of_the_twin_too(library: Library, rows: int, odd: float) -> None:
     """With values that have no code, or are the largest of their group by far."""
     weight, x = (randn(70, 1280, rows) * 2.0**40 / 50).bfloat16(), randn(rows, 1280, rows + 1).bfloat16()

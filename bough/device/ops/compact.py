@@ -1,9 +1,9 @@
 """bfloat16 weights once more, in three quarters of the bytes and without loss.
 
 Products with few rows take as long as memory takes to bring the weight. Nearly all exponents of a weight are among 16
-neighbours (DFloat11, Zhang et al. 2025; ZipNN, Hershcovitch et al. 2024): 4 bits name one, and a value takes 12. The
-few others are listed. The layout is that of ``PackedLinear.compact`` in csrc/common.h. Products with more rows read
-the whole form, which is kept: the bits of a result are the same.
+neighbours (DFloat11, Zhang et al. 2025; ZipNN, Hershcovitch et al. 2024), or those of zeros: 4 bits name one, and a
+value takes 12. The few others are listed. The layout is that of ``PackedLinear.compact`` in csrc/common.h. Products
+with more rows read the whole form, which is kept: the bits of a result are the same.
 """
 
 from __future__ import annotations

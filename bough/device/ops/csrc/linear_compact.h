@@ -3,10 +3,11 @@
 //
 // The exponents of a weight's values are nearly all among 16 neighbours, so that 4 bits name one (the observation of
 // DFloat11, Zhang et al. 2025, and ZipNN, Hershcovitch et al. 2024, here with codes of one length, which vectors spread
-// as fast as memory brings them). A value takes 12 bits: 7 of mantissa, 4 of the exponent's code, the sign. Four words
-// of a panel are held in three lines of 32 half words; line k < 3 holds word k in its lower 12 bits, and the upper
-// nibbles of all three hold word 3. What has another exponent is a *stray*: it is listed beside them, and put in where
-// its unit of four words is multiplied.
+// as fast as memory brings them). The largest has code 15; code 0 stands for zero where a panel has more zeros than values
+// of the smallest of 16 exponents, as one that was made of fewer bits has. A value takes 12 bits: 7 of mantissa, 4 of the
+// exponent's code, the sign. Four words of a panel are held in three lines of 32 half words; line k < 3 holds word k in its
+// lower 12 bits, and the upper nibbles of all three hold word 3. What has another exponent is a *stray*: it is listed beside
+// them, and put in where its unit of four words is multiplied.
 #pragma once
 
 #include "linear_tile.h"
@@ -143,21 +144,37 @@ INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) 
 
 // -- making it
 
-// The window of CODES neighbouring exponents that most values [words][HALVES] have, of each word the first `used`;
-// returns the largest of them.
-INLINE int best_exponents(const uint16_t* values, int64_t words, int used) {
+// The exponents of a panel that have codes: `first` that of code 0, unless that stands for zero, and those that follow.
+struct Codes {
+    int first;
+    bool zero;
+
+    INLINE uint16_t exponent(int code) const { return code == 0 && zero ? 0 : (uint16_t)(first + code); }
+
+    // The code of a value, or something that is none. A mantissa of zeros with code 0 is zero or nothing.
+    INLINE uint16_t code(uint16_t value) const {
+        const uint16_t code = (uint16_t)((value >> 7 & 255) - first);
+        return zero && !(value & 0x7fff) ? 0 : code == 0 && (zero || !(value & 0x7f)) ? CODES : code;
+    }
+};
+
+// Those of most values [words][HALVES], of each word the first `used`.
+INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
     int64_t count[256] = {}, sum = 0, best = -1;
     for (int64_t word = 0; word < words; ++word)
         for (int i = 0; i < used; ++i) count[values[word * HALVES + i] >> 7 & 255]++;
-    int top = 255;
+    Codes codes = {0, false};
     for (int e = 0; e < 256; ++e) {
-        sum += count[e] - (e >= CODES ? count[e - CODES] : 0);
-        if (e >= CODES - 1 && sum > best) {
-            best = sum;
-            top = e;
-        }
+        const int first = e - (CODES - 1);
+        sum += count[e] - (first > 0 ? count[first - 1] : 0);
+        if (first < 0) continue;
+        const bool zero = first == 0 || count[0] > count[first];
+        const int64_t found = zero ? sum - count[first] + count[0] : sum;
+        if (found <= best) continue;
+        best = found;
+        codes = {first, zero};
     }
-    return top;
+    return codes;
 }
 
 struct Compact {
@@ -171,14 +188,15 @@ struct Compact {
         uint16_t* table = c.table + panel * 2 * CODES;
         Stray *stray = c.strays + panel * strays_of(c.n_in), *const most = stray + strays_of(c.n_in) - 1;
         const int64_t left = 2 * (c.n_out - panel * PANEL);    // halves of a word that outputs have
-        const int used = left < HALVES ? (int)left : HALVES, top = best_exponents(from, words, used);
+        const int used = left < HALVES ? (int)left : HALVES;
+        const Codes codes = best_codes(from, words, used);
         for (int code = 0; code < 2 * CODES; ++code)
-            table[code] = (uint16_t)((code & CODES) << 11 | (top - code % CODES) << 7);
+            table[code] = (uint16_t)((code & CODES) << 11 | codes.exponent(code % CODES) << 7);
         for (int64_t unit = 0; unit < words / UNIT; ++unit, from += UNIT * HALVES, to += UNIT_LINES * HALVES) {
             uint16_t held[UNIT][HALVES], others = 0;
             for (int k = 0; k < UNIT; ++k)
                 for (int i = 0; i < HALVES; ++i) {
-                    const uint16_t value = from[k * HALVES + i], code = (uint16_t)(top - (value >> 7 & 255));
+                    const uint16_t value = from[k * HALVES + i], code = codes.code(value);
                     others |= code;    // a code beyond the last one has bits above it, a negative one all of them
                     held[k][i] = (uint16_t)((value & 0x7f) | (code & 15) << 7 | value >> 15 << 11);
                 }
@@ -188,7 +206,7 @@ struct Compact {
             for (int k = 0; others >= CODES && k < UNIT; ++k)
                 for (int i = 0; i < used; ++i) {
                     const uint16_t value = from[k * HALVES + i];
-                    if ((uint16_t)(top - (value >> 7 & 255)) < CODES) continue;
+                    if (codes.code(value) < CODES) continue;
                     if (stray == most) {
                         __atomic_store_n(c.too_many, 1, __ATOMIC_RELAXED);
                         return;

@@ -165,8 +165,8 @@ struct PairGroups {
 
 #if defined(__AVX512F__)
 // The same of the compact form. What a weight is multiplied with so that its mantissa becomes a whole number
-// depends on how many times smaller than the largest of its group it may be: on its code, which counts from the largest
-// exponent of its panel down, less what its group has less than that.
+// depends on how many times smaller than the largest of its group it may be: on its code, which the largest exponent of its
+// panel has the largest of, and what its group has less than that.
 template <int P>
 struct CompactGroups {
     typedef CompactTile::Strays<P> Strays;
@@ -189,7 +189,7 @@ struct CompactGroups {
         __mmask16 beyond = 0;
         for (int p = 0; p < P; ++p) {
             const __m512i exponent = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)(exponents + p * groups * PANEL)));
-            const int top = _mm_extract_epi16(_mm512_castsi512_si128(strays.table[p]), 0) >> 7;
+            const int top = _mm256_extract_epi16(_mm512_castsi512_si256(strays.table[p]), CODES - 1) >> 7;
             const __m512i less = _mm512_add_epi32(exponent, _mm512_set1_epi32(top - EXPONENTS));
             beyond |= _mm512_movepi32_mask(less) | _mm512_cmpeq_epi32_mask(exponent, _mm512_set1_epi32(NOT_FINITE));
             distance[p] = _mm512_or_si512(less, _mm512_slli_epi32(less, 16));
@@ -202,8 +202,9 @@ struct CompactGroups {
         __m512i held[UNIT];
         CompactTile::unfold(at + p * stride, held);
         for (int k = 0; k < UNIT; ++k) {
-            const __m512i place = _mm512_sub_epi16(_mm512_srli_epi16(held[k], 7), distance[p]);
-            const __m512i factor = _mm512_permutexvar_epi16(place, _mm512_loadu_si512(FACTORS));
+            const __mmask32 is_value = _mm512_test_epi16_mask(held[k], _mm512_set1_epi16(0x7ff));    // and not zero
+            const __m512i place = _mm512_add_epi16(_mm512_srli_epi16(held[k], 7), distance[p]);
+            const __m512i factor = _mm512_maskz_permutexvar_epi16(is_value, place, _mm512_loadu_si512(FACTORS));
             const __m512i mantissa = _mm512_ternarylogic_epi32(_mm512_slli_epi16(held[k], 7), _mm512_set1_epi16(0x3f80),
                                                                _mm512_set1_epi16(0x4001), CompactTile::INTO);
             words[k] = (vu)_mm512_mulhrs_epi16(mantissa, factor);
@@ -240,11 +241,11 @@ struct CompactGroups {
         exponents += PANEL;
     }
 
-    // What a sign and a distance stand for: powers of two, so that mantissas below 2^15, and one bit for what is halfway to be
+    // What a sign and a place stand for: powers of two, so that mantissas below 2^15, and one bit for what is halfway to be
     // more than that, become whole numbers below 2^13, rounded.
     static constexpr int16_t FACTORS[2 * CODES] = {
-        8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 0, 0,
-        -8192, -4096, -2048, -1024, -512, -256, -128, -64, -32, -16, -8, -4, -2, -1, 0, 0};
+        0, 0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192,
+        0, 0, -1, -2, -4, -8, -16, -32, -64, -128, -256, -512, -1024, -2048, -4096, -8192};
 };
 
 struct FewCompactTile : CompactTile {
