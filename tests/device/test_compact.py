@@ -69,7 +69,7 @@ def test_the_codes_are_those_of_most_values(library: Library) -> None:
 
 
 def test_zeros_have_a_code_where_there_are_many(library: Library) -> None:
-    """Of both signs; beside values that no bit tells from zero but that of the code, and ones next to nothing."""
+    """Of both signs."""
     weight = with_zeros(gaussian(64, 576), 0.02)
     few, many = weight[:16], weight[16:]
     few[few == 0] = 0.01
@@ -123,6 +123,24 @@ def test_products_have_the_same_bits(
     x = torch.randn(rows, 8 * units, generator=g).bfloat16()
     torch.set_num_threads(threads)
     assert same_bits(compact.packed_linear(packed, bias)(x), plain.packed_linear(packed, bias)(x))
+
+
+@pytest.mark.parametrize("zeros", [0, 0.02])
+def test_every_value_by_itself_has_the_same_bits(library: Library, zeros: float) -> None:
+    """Of groups that are smaller than their panel by any power of two; among them what differs from zero by its code or
+    its mantissa alone: powers of two, and what is next to nothing."""
+    weight = with_zeros(gaussian(16, 1280), zeros)
+    weight *= (2.0 ** -(torch.arange(20) % 6)).repeat_interleave(64).bfloat16()
+    for row in (1, 3):
+        weight[row, 4::64] = (2.0 ** -torch.arange(8.0, 28)).roll(row).bfloat16()
+        weight[row, 5::64] = -weight[row, 4::64] * 1.5
+    weight[7, :256:64] = torch.tensor([1e-40, -1e-39] * 2)
+    packed, one_hot = pack_bf16(weight), torch.eye(1280)
+    assert compact_of(library, weight) is not None
+    plain = CpuOps(library, "the twin", spare=lambda: 0).packed_linear(packed, None)
+    compact = CpuOps(library, "under test").packed_linear(packed, None)
+    for rows in (1, 6, 12):
+        assert all(torch.equal(compact(part), plain(part)) for part in one_hot.split(rows))
 
 
 MOST_ROWS = {"avx512": 4, "avx512vnni": 12, "avx512bf16": 6, "avx512bf16x2": 8}

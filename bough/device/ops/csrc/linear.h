@@ -81,17 +81,21 @@ INLINE void rows_of_panels(const PackedLinear& l, const PreparedRows& x, int64_t
     blocks_of_rows<P>(run_tile<Tile, P, BLOCK>, BLOCK, l, x, n, panel, next, out, out_stride);
 }
 
-// What does not fill a pass is computed row by row: it is one panel at most but for bf16, and its code is not worth
-// compiling for every number of rows.
+// What does not fill a pass is computed row by row unless rows are few: it is one panel at most but for bf16, and its code is
+// not worth compiling for every number of rows.
 template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
               const Then& then, T* out, int64_t out_stride) {
     auto after = [&](int64_t p) { return Then{p < end ? Tile::begin(l, p) : then.weight, then.others}; };
-    if constexpr (Tile::SINGLE > 0) {
+    auto one_by_one = [&] {
+        if constexpr (Tile::SINGLE > 0)
+            for (; n <= Tile::SINGLE && panel < end; ++panel)
+                rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
+    };
+    if constexpr (Tile::SINGLE > 0 && !ASKS_FOR_ALL) {
         for (; are_few_long(n, l.n_in) && panel + LONG_PANELS <= end; panel += LONG_PANELS)
             rows_of_panels<Tile, LONG_PANELS, FEW_ROWS>(l, x, n, panel, after(panel + LONG_PANELS), out, out_stride);
-        for (; n <= Tile::SINGLE && panel < end; ++panel)
-            rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
+        one_by_one();
     }
     if constexpr (Tile::WIDE > 0)
         for (; are_wide(n, input_words(l)) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
@@ -104,6 +108,7 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
     if constexpr (Tile::PANELS > 2)
         for (; panel + 2 <= end; panel += 2)
             rows_of_panels<Tile, 2, Tile::ROWS>(l, x, n, panel, after(panel + 2), out, out_stride);
+    one_by_one();
     for (; panel < end; ++panel)
         rows_of_panels<Tile, 1, 1>(l, x, n, panel, {nullptr, then.others}, out, out_stride);
 }
@@ -224,7 +229,7 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
         return ceil_div(n, digits ? Digits::ROWS : AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS && !digits ? 4 : 2) *
                ceil_div(input_words(l), TILE_WORDS);
 #endif
-    const bool single = !dense && n <= single_rows(has_four_bits(l));
+    const bool single = !dense && !ASKS_FOR_ALL && n <= single_rows(has_four_bits(l));
     const bool wide = ((dense && WIDE_DENSE_ROWS) || rotated) && are_wide(n, input_words(l));
     const int64_t at_a_time = single ? are_few_long(n, l.n_in) ? LONG_PANELS : 1
                               : wide ? WIDE_PANELS

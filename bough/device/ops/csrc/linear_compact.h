@@ -3,11 +3,11 @@
 //
 // The exponents of a weight's values are nearly all among 16 neighbours, so that 4 bits name one (the observation of
 // DFloat11, Zhang et al. 2025, and ZipNN, Hershcovitch et al. 2024, here with codes of one length, which vectors spread
-// as fast as memory brings them). The largest has code 15; code 0 stands for zero where a panel has more zeros than values
-// of the smallest of 16 exponents, as one that was made of fewer bits has. A value takes 12 bits: 7 of mantissa, 4 of the
-// exponent's code, the sign. Four words of a panel are held in three lines of 32 half words; line k < 3 holds word k in its
-// lower 12 bits, and the upper nibbles of all three hold word 3. What has another exponent is a *stray*: it is listed beside
-// them, and put in where its unit of four words is multiplied.
+// as fast as memory brings them). The largest has code 15; code 0 stands for zero where a panel has more of those than
+// values that it would stand for otherwise, as one that was made of fewer bits has. A value takes 12 bits: 7 of mantissa,
+// 4 of the exponent's code, the sign. Four words of a panel are held in three lines of 32 half words; line k < 3 holds word
+// k in its lower 12 bits, and the upper nibbles of all three hold word 3. What has another exponent is a *stray*: it is
+// listed beside them, and put in where its unit of four words is multiplied.
 #pragma once
 
 #include "linear_tile.h"
@@ -160,19 +160,23 @@ struct Codes {
 
 // Those of most values [words][HALVES], of each word the first `used`.
 INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
-    int64_t count[256] = {}, sum = 0, best = -1;
+    int64_t count[256] = {}, bare[256] = {}, sum = 0, best = -1;    // bare: without mantissa, among them zeros
     for (int64_t word = 0; word < words; ++word)
-        for (int i = 0; i < used; ++i) count[values[word * HALVES + i] >> 7 & 255]++;
+        for (int i = 0; i < used; ++i) {
+            const uint16_t value = values[word * HALVES + i];
+            count[value >> 7 & 255]++;
+            bare[value >> 7 & 255] += !(value & 0x7f);
+        }
     Codes codes = {0, false};
     for (int e = 0; e < 256; ++e) {
         const int first = e - (CODES - 1);
         sum += count[e] - (first > 0 ? count[first - 1] : 0);
         if (first < 0) continue;
-        const bool zero = first == 0 || count[0] > count[first];
-        const int64_t found = zero ? sum - count[first] + count[0] : sum;
+        const int64_t smallest = count[first] - bare[first];
+        const int64_t found = sum - count[first] + (bare[0] > smallest ? bare[0] : smallest);
         if (found <= best) continue;
         best = found;
-        codes = {first, zero};
+        codes = {first, bare[0] > smallest};
     }
     return codes;
 }

@@ -28,13 +28,13 @@ constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 // worth two panels. Rows that are too long to stay in the first-level cache beside a panel are read from the second once
 // for every pass, so that one or two of them are multiplied with several panels.
 //
-// Others foresee less than memory could bring: there each line of several panels is asked for. Of vectors of 8 floats one or
-// two rows are multiplied a tenth to a quarter faster so (Zen 3), with AVX-512 VNNI and no bfloat16 a tenth to a fifth
-// (Ice Lake, where it takes several panels at a time).
+// Others foresee less than memory could bring: there each line is asked for. Of vectors of 8 floats one or two rows are
+// multiplied a tenth to a quarter faster so (Zen 3); with AVX-512 VNNI and no bfloat16 a tenth to a fifth, if several panels
+// are read at a time, and up to six of 4 bits no slower (Ice Lake).
 constexpr bool ASKS_FOR_ALL = WIDTH == 8 || FIXES_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int LONG_PANELS = 4;
-constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 || ASKS_FOR_ALL ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
+constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
 INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS && inputs > LONG_INPUTS; }
 
 // So few rows have too few chains of sums in work with one panel at a time.
@@ -60,13 +60,15 @@ INLINE bool are_wide(int64_t rows, int64_t words) {
 // room for as many requests as memory can answer at a time. Long panels are foreseen by the processor as well.
 INLINE int64_t ahead_words(int64_t panel) { return panel > 8192 ? 256 : 512; }
 
-// Few rows of bytes: how far ahead of their use lines are asked for, and one in how many, unless all are. That is enough to have
-// the processor look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves.
-// Short panels are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it.
+// Few rows of bytes: how far ahead of their use lines are asked for, and one in how many. That is enough to have the processor
+// look behind the end of a page and at the next panels, where to ask for each line takes the time that it saves. Short panels
+// are over before a request is answered: a model with 1,536 inputs has lost a twentieth by it. Where all are asked for, it is as
+// of dense panels, or half as far, which is a twentieth faster (Ice Lake).
 constexpr int AHEAD_LINES = 4;
 constexpr int64_t AHEAD_WORDS = 2048, AHEAD_WORDS_OF_MANY = 256;
 
-// `lines` from word `from` of the panels at w are being multiplied. `single`: whether few rows meet one panel at a time.
+// `lines` from word `from` of the panels at w are being multiplied. `single`: whether few rows
+// meet one panel at a time, unless all lines are asked for.
 template <int P>
 INLINE void ask_ahead(const PackedLinear& l, const NextPanels& next, const uint32_t* w, int64_t from, int lines, bool single) {
     if (ASKS_FOR_ALL)
