@@ -87,6 +87,7 @@ template <typename Tile, typename T>
 void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t panel, int64_t end,
               const Then& then, T* out, int64_t out_stride) {
     auto after = [&](int64_t p) { return Then{p < end ? Tile::begin(l, p) : then.weight, then.others}; };
+    // Few rows: all panels or, where each line of several is asked for, what is left of passes.
     auto one_by_one = [&] {
         if constexpr (Tile::SINGLE > 0)
             for (; n <= Tile::SINGLE && panel < end; ++panel)

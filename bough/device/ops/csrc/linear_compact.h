@@ -151,32 +151,35 @@ struct Codes {
 
     INLINE uint16_t exponent(int code) const { return code == 0 && zero ? 0 : (uint16_t)(first + code); }
 
-    // The code of a value, or something that is none. A mantissa of zeros with code 0 is zero or nothing.
+    // The code of a value, or something that is none. A mantissa of zeros with code 0 is zero or nothing. (Without branches:
+    // vectors of values are coded at once.)
     INLINE uint16_t code(uint16_t value) const {
+        const uint16_t unlike_zero = zero ? 0 : 1, mantissa = zero ? 0 : 0x7f;
         const uint16_t code = (uint16_t)((value >> 7 & 255) - first);
-        return zero && !(value & 0x7fff) ? 0 : code == 0 && (zero || !(value & 0x7f)) ? CODES : code;
+        const uint16_t others = (code | (value & mantissa)) == 0 ? CODES : code;
+        return ((value & 0x7fff) | unlike_zero) == 0 ? 0 : others;
     }
 };
 
 // Those of most values [words][HALVES], of each word the first `used`.
 INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
-    int64_t count[256] = {}, bare[256] = {}, sum = 0, best = -1;    // bare: without mantissa, among them zeros
-    for (int64_t word = 0; word < words; ++word)
-        for (int i = 0; i < used; ++i) {
-            const uint16_t value = values[word * HALVES + i];
-            count[value >> 7 & 255]++;
-            bare[value >> 7 & 255] += !(value & 0x7f);
-        }
-    Codes codes = {0, false};
+    int64_t count[256] = {}, zeros = 0, sum = 0, best = -1;
+    for (int64_t word = 0; word < words; ++word) {
+        int found = 0;
+        for (int i = 0; i < used; ++i) count[values[word * HALVES + i] >> 7 & 255]++;
+        for (int i = 0; i < used; ++i) found += !(values[word * HALVES + i] & 0x7fff);
+        zeros += found;
+    }
+    Codes codes = {0, true};
     for (int e = 0; e < 256; ++e) {
         const int first = e - (CODES - 1);
         sum += count[e] - (first > 0 ? count[first - 1] : 0);
         if (first < 0) continue;
-        const int64_t smallest = count[first] - bare[first];
-        const int64_t found = sum - count[first] + (bare[0] > smallest ? bare[0] : smallest);
+        const bool zero = zeros > count[first];
+        const int64_t found = zero ? sum - count[first] + zeros : sum;
         if (found <= best) continue;
         best = found;
-        codes = {first, bare[0] > smallest};
+        codes = {first, zero || first == 0};
     }
     return codes;
 }

@@ -164,9 +164,9 @@ struct PairGroups {
 };
 
 #if defined(__AVX512F__)
-// The same of the compact form. What a weight is multiplied with so that its mantissa becomes a whole number
-// depends on how many times smaller than the largest of its group it may be: on its code, which the largest exponent of its
-// panel has the largest of, and what its group has less than that.
+// The same of the compact form. What a weight is multiplied with so that its mantissa becomes a whole number depends on how
+// many times smaller than the largest of its group it may be: on its code, which is CODES - 1 for the largest exponent of
+// its panel, and on how much less the largest of its group has.
 template <int P>
 struct CompactGroups {
     typedef CompactTile::Strays<P> Strays;
