@@ -133,9 +133,13 @@ def _kernels() -> Finding:
     # Imported late: it builds on torch, whose absence has a finding of its own.
     from bough.device.ops import build, library
 
-    # What it would log is what the finding says.
-    logging.getLogger(library.__name__).setLevel(logging.ERROR)
-    loading = library.load()
+    logger = logging.getLogger(library.__name__)
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # what it would log is what the finding says
+    try:
+        loading = library.load()
+    finally:
+        logger.setLevel(level)
     if loading.library is None:
         fix = "mend that; the next start then builds them"
         try:
