@@ -22,7 +22,8 @@ from bough.base.validate import INT64, check_texts, validate_request
 from bough.engine.ahead import Following
 from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
-from bough.engine.ipc_client import IpcClient
+from bough.engine.ipc_client import ASK_SECONDS, IpcClient
+from bough.engine.launch import found_model
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
@@ -36,6 +37,13 @@ T = TypeVar("T")
 
 LONG_TEXT = 2048
 """Characters from which on a text is tokenized off the event loop."""
+
+
+async def _read_text(run_dir: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Tokenizer and template of the run's model, as soon as its engine knows where they are."""
+    while (path := found_model(run_dir)) is None:
+        await asyncio.sleep(ASK_SECONDS)
+    return await asyncio.to_thread(load_text, path)
 
 
 class AsyncEngine:
@@ -82,10 +90,13 @@ class AsyncEngine:
     async def connect(cls, run_dir: str | Path) -> AsyncEngine:
         """Wait for the engine process of ``run_dir`` and use it, through all its restarts."""
         client = IpcClient(Path(run_dir))
+        reading = asyncio.create_task(_read_text(Path(run_dir)))
         try:
-            hello = await client.start()
-            tokenizer, template = await asyncio.to_thread(load_text, Path(hello.model.path))
+            await client.start()  # the reason of an engine that cannot be built comes before that of a text
+            tokenizer, template = await reading
         except BaseException:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             await client.close()
             raise
         return cls(client, tokenizer, template)

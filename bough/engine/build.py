@@ -31,7 +31,7 @@ from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor, StreamExecutor, WorkerExecutor
 from bough.engine.resolve import paced, resolve
-from bough.engine.text import PROMPT_TAIL, load_text
+from bough.engine.text import PROMPT_TAIL, load_tokenizer
 from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
@@ -62,11 +62,19 @@ class Grammar:
 
     def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
         self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
-
         make = BACKENDS.get(config.schedule.grammar_backend)
-        self._backend = LazyBackend(self._threads.submit(make, vocabulary))
+        self._backend = LazyBackend(lambda: make(vocabulary))
+        self._prepared = False
         tags = Tags(vocabulary.token_bytes, vocabulary.n_tokens, self._threads.submit)
         self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, GRAMMAR_THREADS, tags)
+
+    def prepare(self) -> bool:
+        """Have the vocabulary read on a thread; whether nobody did before."""
+        if self._prepared:
+            return False
+        self._prepared = True
+        self._threads.submit(self._backend.read)
+        return True
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -86,8 +94,9 @@ class EngineCore:
     kv: KVManager
 
     def prepare(self) -> bool:
-        """Put memory behind a few of the cells that will be used next; whether any were without."""
-        return self.executor.built.pool.prepare(self.kv.used)
+        """Have the vocabulary read for constraints, or put memory behind a few of the cells that will be used next;
+        whether there was any of it to do."""
+        return self.grammar.prepare() or self.executor.built.pool.prepare(self.kv.used)
 
     def keep_up(self) -> None:
         """Put memory behind as many cells as the last steps have taken into use."""
@@ -101,17 +110,20 @@ class EngineCore:
         self.grammar.close()
 
 
-def build(config: Config) -> EngineCore:
-    """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done."""
+def build(config: Config, path: Path | None = None) -> EngineCore:
+    """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done.
+
+    ``path`` is where the model's files are, if the caller has fetched them.
+    """
     device = device_of(config.device.device)
     config = resolve(config, device)
     schedule = config.schedule
     assert schedule.max_running is not None
     checkpoint = open_checkpoint(
-        fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
+        path or fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
     )
     try:
-        tokenizer, _ = load_text(checkpoint.tokenizer_source)
+        tokenizer = load_tokenizer(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
         assert schedule.step_tokens is not None
         sizes = WorkerSizes(

@@ -142,7 +142,9 @@ class Driver:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
         wait = 0.0
         if self.scheduler.idle:
-            wait = 0.0 if self.core.prepare() else max(0.0, self._next_beat - time.monotonic())
+            # Whoever waits for the start is greeted first: what is prepared may hold Python's lock for long.
+            prepared = bool(self._peers) and self.core.prepare()
+            wait = 0.0 if prepared else max(0.0, self._next_beat - time.monotonic())
         elif self.scheduler.stalled:
             wait = STALLED_SECONDS
         for peer, message in self.port.receive(wait):

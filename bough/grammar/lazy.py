@@ -1,12 +1,14 @@
-"""A backend that is made on a thread: reading a large vocabulary takes seconds, and a start waits for a part of it.
+"""A backend that is made when it is asked for, or before, while the engine has nothing to do.
 
-The longest parts, to read the tokens and to slice them, keep Python's lock for as long as they take.
+Reading a large vocabulary takes seconds. The longest parts, to read the tokens and to slice them, keep Python's lock
+for as long as they take, so a start that had them done on a thread would wait for them all the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from threading import Lock
 
 from bough.base.constraint import Constraint
 from bough.base.errors import BoughError
@@ -15,22 +17,34 @@ from bough.grammar.base import Backend, Matcher, Template
 
 
 class LazyBackend:
-    """A :class:`bough.grammar.base.Backend` over one that is still being made."""
+    """A :class:`bough.grammar.base.Backend` over one that ``make`` makes, once."""
 
-    def __init__(self, making: Future[Backend]) -> None:
-        self._making = making
+    def __init__(self, make: Callable[[], Backend]) -> None:
+        self._make = make
+        self._made: Future[Backend] = Future()
+        self._making = Lock()
+
+    def read(self) -> None:
+        """Make it, or wait for who does. Never raises; any thread may."""
+        with self._making:
+            if not self._made.done():
+                try:
+                    self._made.set_result(self._make())
+                except Exception as error:
+                    self._made.set_exception(error)
 
     def compile(self, constraint: Constraint) -> Template:
         """Waits for the backend; raises BoughError where it cannot be made, too."""
+        self.read()
         try:
-            backend = self._making.result()
+            backend = self._made.result()
         except Exception as error:
             raise BoughError(f"this model's answers cannot be constrained: {error}") from error
         return backend.compile(constraint)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
-        self._making.result().fill(matchers, bits)
+        self._made.result().fill(matchers, bits)
 
     def close(self) -> None:
-        if self._making.done() and self._making.exception() is None:
-            self._making.result().close()
+        if self._made.done() and self._made.exception() is None:
+            self._made.result().close()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from bough.base.errors import ConfigError
 from bough.weights.embedded import default_model
-from bough.weights.safetensors import refusal
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./-]+\.gguf))?")
 
@@ -136,4 +135,6 @@ def _choose_gguf(repo: str, names: list[str]) -> str:
             return matching[0]
     if found:
         raise ConfigError(f"{repo} has {len(found)} GGUF files; name one, such as {repo}:{found[0]}")
+    from bough.weights.safetensors import refusal  # slow to import, with torch
+
     raise ConfigError(f"{repo} has no weights that can be served. {refusal(names)}")

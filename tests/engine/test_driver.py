@@ -129,6 +129,11 @@ def test_what_can_wait_is_done_while_nobody_waits() -> None:
     core, port = ScriptedCore(), Port(a=1 << 20)
     core.tasks = 2
     driver = Driver(core, port)
+    driver.turn()
+    assert core.tasks == 2, "a client may be waiting to be told that the start is over"
+    port.inbox = [(b"a", Attach())]
+    driver.turn()
+    assert core.tasks == 2 and isinstance(port.sent[b"a"][0], Hello)
     port.inbox = [(b"a", request("r", [5], 3))]
     driver.turn()  # which takes the request in behind a first task
     assert core.tasks == 1

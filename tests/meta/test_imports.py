@@ -157,6 +157,14 @@ def test_importing_the_host_column_does_not_load_torch() -> None:
     assert "torch" not in loaded_by("\n".join(f"import {name}" for name in names))
 
 
+def test_an_engine_knows_where_its_model_is_before_it_loads_torch() -> None:
+    assert "torch" not in loaded_by("import bough.engine.process, bough.weights.fetch")
+
+
+def test_an_engine_starts_without_the_languages_of_templates_and_constraints() -> None:
+    assert not loaded_by("import bough.engine.build") & {"jinja2", "llguidance", "xgrammar", "transformers"}
+
+
 def test_the_command_line_answers_before_anything_heavy_is_loaded() -> None:
     code = "from bough.cli.main import build_parser, COMMANDS\nfor name in COMMANDS: build_parser(name).format_help()"
     heavy = {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "huggingface_hub", "aiohttp", "matplotlib"}

@@ -36,7 +36,7 @@ from bough.base.messages import (
 )
 from bough.engine.driver import Driver
 from bough.engine.ipc import SocketPort
-from bough.engine.launch import Launch
+from bough.engine.launch import EXIT_CONFIG, Launch
 
 from .scripted import PATIENCE, make_config, make_tokenizer, wait_for
 
@@ -124,7 +124,7 @@ class Api:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.report, end = os.pipe()
-        launch = Launch(
+        self.launch = Launch(
             config=config, run_dir=str(run_dir), supervisor=os.getpid(), report_fd=end, listen_fd=self.listener.fileno()
         )
         self.process = subprocess.Popen(
@@ -133,7 +133,7 @@ class Api:
         )  # fmt: skip
         os.close(end)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.msgpack.encode(launch))
+        self.process.stdin.write(msgspec.msgpack.encode(self.launch))
         self.process.stdin.close()
 
     def answers(self, path: str, status: int) -> bool:
@@ -172,6 +172,7 @@ def test_before_the_engine_is_there(api: Api) -> None:
 def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
     make_tokenizer()._full.save(str(tmp_path / "tokenizer.json"))
     core = Core(tmp_path)
+    api.launch.found(tmp_path)
     driver = Driver(core, SocketPort(run_dir))
     engine = threading.Thread(target=driver.run)
     engine.start()
@@ -197,6 +198,24 @@ def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
         assert api.process.stdout is not None
         shown = api.process.stdout.read().decode()
         assert f"curl {api.url}/v1/chat/completions" in shown and "; kernels: echoes\n" in shown
+    finally:
+        driver.stop()
+        engine.join(PATIENCE)
+
+
+def test_a_text_that_cannot_be_read_is_told_once_the_engine_is_there(api: Api, run_dir: Path, tmp_path: Path) -> None:
+    """Not before: an engine that cannot be built has the better reason."""
+    (tmp_path / "tokenizer.json").write_text("{")
+    api.launch.found(tmp_path / "an earlier engine's")
+    api.launch.found(tmp_path)
+    wait_for(lambda: api.answers("/health", 200))
+    assert api.process.poll() is None
+    driver = Driver(Core(tmp_path), SocketPort(run_dir))
+    engine = threading.Thread(target=driver.run)
+    engine.start()
+    try:
+        assert api.process.wait(PATIENCE) == EXIT_CONFIG
+        assert b"tokenizer.json" in os.read(api.report, 1000)
     finally:
         driver.stop()
         engine.join(PATIENCE)
