@@ -60,12 +60,12 @@ SECOND_FORMS = 4
 class Grammar:
     """The compiler of constraints with the threads that it works on."""
 
-    def __init__(self, config: Config, vocabulary: Vocabulary) -> None:
+    def __init__(self, config: Config, tokenizer: Tokenizer, model: ModelInfo) -> None:
         self._threads = ThreadPoolExecutor(GRAMMAR_THREADS, "grammar")
         make = BACKENDS.get(config.schedule.grammar_backend)
-        self._backend = LazyBackend(lambda: make(vocabulary))
+        self._backend = LazyBackend(lambda: make(_vocabulary(tokenizer, model)))
         self._prepared = False
-        tags = Tags(vocabulary.token_bytes, vocabulary.n_tokens, self._threads.submit)
+        tags = Tags(tokenizer.token_bytes, tokenizer.vocab_size, self._threads.submit)
         self.compiler = GrammarCompiler(self._backend, config.limits, self._threads.submit, GRAMMAR_THREADS, tags)
 
     def prepare(self) -> bool:
@@ -79,6 +79,13 @@ class Grammar:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._backend.close()
+
+
+def _vocabulary(tokenizer: Tokenizer, model: ModelInfo) -> Vocabulary:
+    special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
+    return Vocabulary(
+        tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.vocab_size, tokenizer.token_bytes
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +177,7 @@ def build(config: Config, path: Path | None = None) -> EngineCore:
         causal=built.causal,
         pooling=checkpoint.pooling or ("last" if built.causal else "mean"),
     )
-    special = {tokenizer.token_text(token): token for token in sorted(tokenizer.special_ids)}
-    vocabulary = Vocabulary(
-        tokenizer.to_json(), model.vocab_size, model.eos_ids, special, tokenizer.vocab_size, tokenizer.token_bytes
-    )
-    grammar = Grammar(config, vocabulary)
+    grammar = Grammar(config, tokenizer, model)
     adapters = (
         AdapterLoader(executor, Path(config.lora.lora_dir), config.lora.max_loras) if config.lora.lora_dir else None
     )
