@@ -39,11 +39,17 @@ LONG_TEXT = 2048
 """Characters from which on a text is tokenized off the event loop."""
 
 
-async def _read_text(run_dir: Path) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Tokenizer and template of the run's model, as soon as its engine knows where they are."""
+async def _read_early(run_dir: Path) -> tuple[Path, tuple[Tokenizer, ChatTemplate | None] | None]:
+    """What the model seems to be, as soon as its engine knows, and tokenizer and template where they can be read there.
+
+    The engine has the last word, which file it is and why it cannot be served: nothing is raised.
+    """
     while (path := found_model(run_dir)) is None:
         await asyncio.sleep(ASK_SECONDS)
-    return await asyncio.to_thread(load_text, path)
+    try:
+        return path, await asyncio.to_thread(load_text, path)
+    except Exception:
+        return path, None
 
 
 class AsyncEngine:
@@ -90,15 +96,16 @@ class AsyncEngine:
     async def connect(cls, run_dir: str | Path) -> AsyncEngine:
         """Wait for the engine process of ``run_dir`` and use it, through all its restarts."""
         client = IpcClient(Path(run_dir))
-        reading = asyncio.create_task(_read_text(Path(run_dir)))
+        early = asyncio.create_task(_read_early(Path(run_dir)))
         try:
-            await client.start()  # the reason of an engine that cannot be built comes before that of a text
-            tokenizer, template = await reading
+            path = Path((await client.start()).model.path).absolute()
+            seen, text = await early if found_model(Path(run_dir)) == path else (None, None)
+            tokenizer, template = text if text and seen == path else await asyncio.to_thread(load_text, path)
         except BaseException:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
             await client.close()
             raise
+        finally:
+            early.cancel()
         return cls(client, tokenizer, template)
 
     @property

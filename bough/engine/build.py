@@ -31,7 +31,7 @@ from bough.device.quant.scheme import resolve_scheme
 from bough.engine.adapters import AdapterLoader
 from bough.engine.executor import LocalExecutor, StreamExecutor, WorkerExecutor
 from bough.engine.resolve import paced, resolve
-from bough.engine.text import PROMPT_TAIL, load_tokenizer
+from bough.engine.text import PROMPT_TAIL, load_text
 from bough.grammar.base import BACKENDS, Vocabulary
 from bough.grammar.compiler import GrammarCompiler
 from bough.grammar.lazy import LazyBackend
@@ -101,9 +101,9 @@ class EngineCore:
     kv: KVManager
 
     def prepare(self) -> bool:
-        """Have the vocabulary read for constraints, or put memory behind a few of the cells that will be used next;
-        whether there was any of it to do."""
-        return self.grammar.prepare() or self.executor.built.pool.prepare(self.kv.used)
+        """Put memory behind a few of the cells that will be used next or, once they have it, have the vocabulary read
+        for constraints; whether there was any of it to do."""
+        return self.executor.built.pool.prepare(self.kv.used) or self.grammar.prepare()
 
     def keep_up(self) -> None:
         """Put memory behind as many cells as the last steps have taken into use."""
@@ -117,20 +117,17 @@ class EngineCore:
         self.grammar.close()
 
 
-def build(config: Config, path: Path | None = None) -> EngineCore:
-    """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done.
-
-    ``path`` is where the model's files are, if the caller has fetched them.
-    """
+def build(config: Config) -> EngineCore:
+    """Load the model and put the engine together. Raises ConfigError with what to change when it cannot be done."""
     device = device_of(config.device.device)
     config = resolve(config, device)
     schedule = config.schedule
     assert schedule.max_running is not None
     checkpoint = open_checkpoint(
-        path or fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
+        fetch(config.model.path, config.model.revision), weights=config.model.load_format != "dummy"
     )
     try:
-        tokenizer = load_tokenizer(checkpoint.tokenizer_source)
+        tokenizer, _ = load_text(checkpoint.tokenizer_source)
         context_length = _context_length(config.model, checkpoint)
         assert schedule.step_tokens is not None
         sizes = WorkerSizes(

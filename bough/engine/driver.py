@@ -142,7 +142,7 @@ class Driver:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
         wait = 0.0
         if self.scheduler.idle:
-            # Whoever waits for the start is greeted first: what is prepared may hold Python's lock for long.
+            # Who waits for the start in another process is greeted first: what is prepared may hold Python's lock.
             prepared = bool(self._peers) and self.core.prepare()
             wait = 0.0 if prepared else max(0.0, self._next_beat - time.monotonic())
         elif self.scheduler.stalled:

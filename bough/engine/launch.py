@@ -26,7 +26,7 @@ EXIT_CONFIG = 78
 """Exit code (EX_CONFIG) of a process that would fail in the same way each time it is started."""
 ENDPOINT = "engine.sock"
 MODEL = "model"
-"""Link in the folder of a run to the model's files, made as soon as the engine has fetched them."""
+"""Link in the folder of a run to what its model seems to be, made before the engine loads anything."""
 PATH_BYTES = 107
 """Longest path of a Unix-domain socket on Linux."""
 _PR_SET_PDEATHSIG = 1
@@ -62,7 +62,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return launch
 
     def found(self, path: Path) -> None:
-        """Tell the other process where the model's files are, before anything of them is loaded."""
+        """Tell the other process where the model seems to be, before anything of it is loaded."""
         link = Path(self.run_dir) / MODEL
         link.unlink(missing_ok=True)  # of an engine before this one
         link.symlink_to(path.absolute())
@@ -98,7 +98,7 @@ def die_with(parent: int) -> None:
 
 
 def found_model(run_dir: Path) -> Path | None:
-    """Where the files of the run's model are; None until its engine knows."""
+    """What :meth:`Launch.found` has told of the run's model last, or None."""
     try:
         return (run_dir / MODEL).readlink()
     except FileNotFoundError:

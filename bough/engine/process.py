@@ -14,7 +14,7 @@ from bough.base import log
 from bough.base.errors import DeviceLost
 from bough.engine.launch import EXIT_FAILED, Launch
 from bough.engine.openmp import wait_briefly
-from bough.weights.fetch import resolve as fetch
+from bough.weights.fetch import present
 
 if TYPE_CHECKING:
     from bough.engine.driver import Core
@@ -27,14 +27,13 @@ SWITCH_SECONDS = 0.0005
 
 def build_engine(launch: Launch) -> Core:
     """The real engine; imported here, because it is slow to import and the parent may die meanwhile."""
-    model = launch.config.model
-    path = fetch(model.path, model.revision)
-    launch.found(path)
+    if (path := present(launch.config.model.path)) is not None:
+        launch.found(path)
     wait_briefly()
     from bough.engine.build import build
 
     gc.freeze()
-    return build(launch.config, path)
+    return build(launch.config)
 
 
 def settle() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bough.base.errors import (
     BoughError,
@@ -17,12 +17,10 @@ from bough.base.errors import (
 )
 from bough.base.messages import Finish, Output
 from bough.engine.generation import Chunk, GenerateOptions
+from bough.text.chat_template import ChatTemplate, sources_from_folder, sources_from_gguf
 from bough.text.detokenizer import IncrementalDetokenizer
 from bough.text.stop import StopTrimmer
 from bough.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from bough.text.chat_template import ChatTemplate
 
 PROMPT_TAIL = 8
 """Last prompt ids that the text of a sequence is a continuation of."""
@@ -37,29 +35,19 @@ def load_text(source: Path | Mapping[str, Any]) -> tuple[Tokenizer, ChatTemplate
 
     ``source`` is a folder, a GGUF file or the metadata of one. Raises ConfigError when it cannot be served.
     """
-    # An engine has no use for the language of templates, and its start does not wait for it.
-    from bough.text.chat_template import ChatTemplate, sources_from_folder, sources_from_gguf
-
-    described = _described(source)
-    tokenizer = load_tokenizer(described)
-    sources = sources_from_folder(described) if isinstance(described, Path) else sources_from_gguf(described)
-    template = ChatTemplate(sources, tokenizer)
+    if isinstance(source, Path) and source.is_dir():
+        tokenizer, templates = Tokenizer.from_folder(source), sources_from_folder(source)
+    else:
+        metadata = _metadata(source) if isinstance(source, Path) else source
+        tokenizer, templates = Tokenizer.from_gguf(metadata), sources_from_gguf(metadata)
+    template = ChatTemplate(templates, tokenizer)
     return tokenizer, template if template.exists else None
 
 
-def load_tokenizer(source: Path | Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer alone; source and errors are those of :func:`load_text`."""
-    described = _described(source)
-    return Tokenizer.from_folder(described) if isinstance(described, Path) else Tokenizer.from_gguf(described)
-
-
-def _described(source: Path | Mapping[str, Any]) -> Path | Mapping[str, Any]:
-    """A folder, or the metadata of a GGUF file."""
-    if not isinstance(source, Path) or source.is_dir():
-        return source
+def _metadata(path: Path) -> Mapping[str, Any]:
     from bough.weights.gguf import GgufFile
 
-    with GgufFile(source) as file:
+    with GgufFile(path) as file:
         return file.metadata
 
 

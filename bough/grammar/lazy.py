@@ -30,17 +30,15 @@ class LazyBackend:
             if not self._made.done():
                 try:
                     self._made.set_result(self._make())
-                except Exception as error:
+                except BaseException as error:  # a panic of a library in Rust is no Exception
                     self._made.set_exception(error)
 
     def compile(self, constraint: Constraint) -> Template:
         """Waits for the backend; raises BoughError where it cannot be made, too."""
         self.read()
-        try:
-            backend = self._made.result()
-        except Exception as error:
+        if (error := self._made.exception()) is not None:
             raise BoughError(f"this model's answers cannot be constrained: {error}") from error
-        return backend.compile(constraint)
+        return self._made.result().compile(constraint)
 
     def fill(self, matchers: Sequence[tuple[Matcher, int]], bits: Ints) -> None:
         self._made.result().fill(matchers, bits)

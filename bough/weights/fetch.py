@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from bough.base.errors import ConfigError
-from bough.weights.embedded import default_model
+from bough.weights.embedded import DEFAULT, default_model
 
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[\w./-]+\.gguf))?")
 
@@ -32,17 +32,24 @@ def resolve(model: str | None, revision: str | None = None) -> Path:
         model: None for the default model, a path, ``owner/name``, or ``owner/name:file.gguf``.
         revision: branch, tag or commit of a hub repository; None for its main branch.
     """
+    if (path := present(model)) is not None:
+        return path
     if model is None:
         return default_model()
-    path = Path(os.path.expanduser(model))
-    if model and path.exists():
-        return path
     match = _HUB_ID.fullmatch(model)
     if match is None or match["repo"].endswith((".gguf", ".safetensors")) or model.startswith("."):
         raise ConfigError(
             f"there is no file or folder {model!r}; a model of the hub is named owner/name or owner/name:file.gguf"
         )
     return _from_hub(match["repo"], match["file"], revision)
+
+
+def present(model: str | None) -> Path | None:
+    """Files of ``model`` where they are on this machine and no hub has to be asked which they are."""
+    if model is None:
+        return default_model() if DEFAULT.present else None
+    path = Path(os.path.expanduser(model))
+    return path if model and path.exists() else None
 
 
 def _from_hub(repo: str, file: str | None, revision: str | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from bough.device.ops import build, library
 
 
 def test_it_reports_on_this_machine_and_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    level = logging.getLogger(library.__name__).level
     assert main(["doctor"]) == 0
+    assert logging.getLogger(library.__name__).level == level, "others want to be warned"
     out = capsys.readouterr().out
     for name in ("python", "cpu", "features", "memory", "torch", "kernels", "gpu", "default model"):
         assert name in out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,12 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bough.base.config import Config
 from bough.base.errors import EngineError, InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS
 from bough.base.messages import Finish
 from bough.base.params import SamplingParams
+from bough.engine import async_engine
 from bough.engine.async_engine import LONG_TEXT, AsyncEngine
+from bough.engine.driver import Driver
 from bough.engine.generation import Chunk, GenerateOptions
+from bough.engine.ipc import SocketPort
+from bough.engine.launch import Launch, make_run_dir
 from bough.engine.local_client import LocalClient
 from bough.engine.text import load_text
 
@@ -176,3 +183,46 @@ def test_chunks_are_news_of_their_sequence(tmp_path: Path) -> None:
         assert sorted(chunk.index for chunk in ends) == [0, 1, 2, 3]
 
     run(tmp_path, body)
+
+
+@pytest.mark.parametrize("told", ["model", "another", None])
+def test_the_text_is_read_before_the_engine_is_there_but_is_that_of_its_model(
+    told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``told``: what the engine process has told that it will load, if the link to it is there."""
+    for name in ("model", "another"):
+        (tmp_path / name).mkdir()
+    model = write_vocabulary(tmp_path / "model")
+    read: list[Path] = []
+
+    def reading(path: Path) -> Any:
+        read.append(path)
+        return load_text(path)
+
+    monkeypatch.setattr(async_engine, "load_text", reading)
+
+    async def scenario() -> None:
+        run_dir = make_run_dir()
+        launch = Launch(config=Config(), run_dir=str(run_dir), supervisor=0, report_fd=-1)
+        if told is not None:
+            launch.found(tmp_path / "a model before")
+            launch.found(tmp_path / told)
+        connecting = asyncio.create_task(AsyncEngine.connect(run_dir))
+        while told is not None and not read:
+            await asyncio.sleep(0.01)
+        assert not connecting.done()
+        driver = Driver(ScriptedCore(path=str(model)), SocketPort(run_dir))
+        thread = threading.Thread(target=driver.run)
+        thread.start()
+        try:
+            async with asyncio.timeout(DEADLINE):
+                engine = await connecting
+            assert engine.template is not None and engine.tokenizer.encode("a", add_special=False)
+            assert read == {"model": [model], "another": [tmp_path / "another", model], None: [model]}[told]
+            await engine.close()
+        finally:
+            driver.stop()
+            await asyncio.to_thread(thread.join)
+            shutil.rmtree(run_dir)
+
+    asyncio.run(scenario())

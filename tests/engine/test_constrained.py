@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from bough.base.messages import Finish, Outputs, Request
 from bough.base.params import SamplingParams
 from bough.device.ops.registry import resolve_ops
 from bough.engine.build import EngineCore, build
+from bough.grammar.lazy import LazyBackend
 from tests.grammar.conftest import NEEDS_XGRAMMAR
 from tests.grammar.schemas import constraint, drawn
 
@@ -105,6 +107,20 @@ def requests_of(seeds: range, ways: int) -> list[Request]:
                 reasoning=REASONING.get(seed % 11),
             ))  # fmt: skip
     return found
+
+
+def test_the_vocabulary_is_read_while_nobody_waits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = threading.Event()
+    monkeypatch.setattr(LazyBackend, "read", lambda self: read.set())
+    core = engine(model)
+    try:
+        assert not read.is_set(), "a start does not wait for it"
+        while core.prepare():
+            pass
+        assert read.wait(60)
+        assert not core.prepare()
+    finally:
+        core.close()
 
 
 def texts(core: EngineCore, model: Path, told: dict[str, Told]) -> dict[str, str]:

@@ -34,12 +34,17 @@ def test_who_comes_first_makes_it_and_the_others_wait() -> None:
     assert len(made) == 1
 
 
-def test_one_that_cannot_be_made_is_tried_once() -> None:
+class Panic(BaseException):
+    """As pyo3's, which is no Exception."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_one_that_cannot_be_made_is_tried_once(kind: type[BaseException]) -> None:
     tried = []
 
     def make() -> FakeBackend:
         tried.append(1)
-        raise ValueError("no such tokenizer")
+        raise kind("no such tokenizer")
 
     backend = LazyBackend(make)
     backend.read()
@@ -48,3 +53,18 @@ def test_one_that_cannot_be_made_is_tried_once() -> None:
             backend.compile(constraint(1))
     backend.close()
     assert len(tried) == 1
+
+
+class Ended(FakeBackend):
+    over = False
+
+    def close(self) -> None:
+        self.over = True
+
+
+def test_one_that_was_made_is_closed() -> None:
+    made = Ended()
+    backend = LazyBackend(lambda: made)
+    backend.compile(constraint(1))
+    backend.close()
+    assert made.over

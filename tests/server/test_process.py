@@ -204,9 +204,8 @@ def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_text_that_cannot_be_read_is_told_once_the_engine_is_there(api: Api, run_dir: Path, tmp_path: Path) -> None:
-    """Not before: an engine that cannot be built has the better reason."""
+    """Not before: the engine has the better reason."""
     (tmp_path / "tokenizer.json").write_text("{")
-    api.launch.found(tmp_path / "an earlier engine's")
     api.launch.found(tmp_path)
     wait_for(lambda: api.answers("/health", 200))
     assert api.process.poll() is None
