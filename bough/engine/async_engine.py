@@ -22,8 +22,7 @@ from bough.base.validate import INT64, check_texts, validate_request
 from bough.engine.ahead import Following
 from bough.engine.client import EngineClient
 from bough.engine.generation import Chunk, Embedding, GenerateOptions, Generation, tenant_rid
-from bough.engine.ipc_client import ASK_SECONDS, IpcClient
-from bough.engine.launch import found_model
+from bough.engine.ipc_client import IpcClient
 from bough.engine.local_client import LocalClient
 from bough.engine.openmp import wait_briefly
 from bough.engine.text import SequenceText, error_of, load_text
@@ -32,24 +31,12 @@ from bough.text.chat_template import ChatTemplate
 from bough.text.marking import MarkedText
 from bough.text.memory import PIECE, Bound, Steps, TextMemory, check_size
 from bough.text.tokenizer import Tokenizer
+from bough.weights.fetch import present
 
 T = TypeVar("T")
 
 LONG_TEXT = 2048
 """Characters from which on a text is tokenized off the event loop."""
-
-
-async def _read_early(run_dir: Path) -> tuple[Path, tuple[Tokenizer, ChatTemplate | None] | None]:
-    """What the model seems to be, as soon as its engine knows, and tokenizer and template where they can be read there.
-
-    The engine has the last word, which file it is and why it cannot be served: nothing is raised.
-    """
-    while (path := found_model(run_dir)) is None:
-        await asyncio.sleep(ASK_SECONDS)
-    try:
-        return path, await asyncio.to_thread(load_text, path)
-    except Exception:
-        return path, None
 
 
 class AsyncEngine:
@@ -93,19 +80,26 @@ class AsyncEngine:
         return cls(client, tokenizer, template)
 
     @classmethod
-    async def connect(cls, run_dir: str | Path) -> AsyncEngine:
-        """Wait for the engine process of ``run_dir`` and use it, through all its restarts."""
+    async def connect(cls, run_dir: str | Path, model: str | None) -> AsyncEngine:
+        """Wait for the engine process of ``run_dir`` and use it, through all its restarts.
+
+        ``model`` is what it was told to serve. Where that lies on this machine, its text is read while the engine
+        loads, which has the last word: which file it is, and why it cannot be served.
+        """
         client = IpcClient(Path(run_dir))
-        early = asyncio.create_task(_read_early(Path(run_dir)))
+        likely = present(model)
+        early = None if likely is None else asyncio.create_task(asyncio.to_thread(load_text, likely))
         try:
-            path = Path((await client.start()).model.path).absolute()
-            seen, text = await early if found_model(Path(run_dir)) == path else (None, None)
-            tokenizer, template = text if text and seen == path else await asyncio.to_thread(load_text, path)
+            path = Path((await client.start()).model.path)
+            reading = early if early and likely == path else asyncio.to_thread(load_text, path)
+            tokenizer, template = await reading
         except BaseException:
             await client.close()
             raise
         finally:
-            early.cancel()
+            if early is not None:
+                early.cancel()
+                await asyncio.gather(early, return_exceptions=True)
         return cls(client, tokenizer, template)
 
     @property

@@ -25,8 +25,6 @@ EXIT_FAILED = 1
 EXIT_CONFIG = 78
 """Exit code (EX_CONFIG) of a process that would fail in the same way each time it is started."""
 ENDPOINT = "engine.sock"
-MODEL = "model"
-"""Link in the folder of a run to what its model seems to be, made before the engine loads anything."""
 PATH_BYTES = 107
 """Longest path of a Unix-domain socket on Linux."""
 _PR_SET_PDEATHSIG = 1
@@ -61,12 +59,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         die_with(launch.supervisor)
         return launch
 
-    def found(self, path: Path) -> None:
-        """Tell the other process where the model seems to be, before anything of it is loaded."""
-        link = Path(self.run_dir) / MODEL
-        link.unlink(missing_ok=True)  # of an engine before this one
-        link.symlink_to(path.absolute())
-
     def ready(self) -> None:
         """Tell the supervisor that the start has succeeded."""
         self._report("ready")
@@ -95,14 +87,6 @@ def die_with(parent: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         sys.exit("the supervisor is gone")
-
-
-def found_model(run_dir: Path) -> Path | None:
-    """What :meth:`Launch.found` has told of the run's model last, or None."""
-    try:
-        return (run_dir / MODEL).readlink()
-    except FileNotFoundError:
-        return None
 
 
 def make_run_dir() -> Path:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bough.base import log
+from bough.base.config import Config
 from bough.base.errors import DeviceLost
 from bough.engine.launch import EXIT_FAILED, Launch
 from bough.engine.openmp import wait_briefly
-from bough.weights.fetch import present
 
 if TYPE_CHECKING:
     from bough.engine.driver import Core
@@ -25,15 +25,13 @@ SWITCH_SECONDS = 0.0005
 """So long the loop waits for Python's lock at most while a thread that reads constraints runs Python."""
 
 
-def build_engine(launch: Launch) -> Core:
+def build_engine(config: Config) -> Core:
     """The real engine; imported here, because it is slow to import and the parent may die meanwhile."""
-    if (path := present(launch.config.model.path)) is not None:
-        launch.found(path)
     wait_briefly()
     from bough.engine.build import build
 
     gc.freeze()
-    return build(launch.config)
+    return build(config)
 
 
 def settle() -> None:
@@ -47,7 +45,7 @@ def settle() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def main(build: Callable[[Launch], Core] = build_engine) -> int:
+def main(build: Callable[[Config], Core] = build_engine) -> int:
     """Build an engine and serve it until SIGTERM; the exit code."""
     gc.disable()  # modules are not worth looking through while they are loaded
     launch = Launch.receive()
@@ -57,7 +55,7 @@ def main(build: Callable[[Launch], Core] = build_engine) -> int:
 
     try:
         port = SocketPort(Path(launch.run_dir))  # clients wait there for the engine
-        core = build(launch)
+        core = build(launch.config)
         driver = Driver(core, port)
     except Exception as error:
         return launch.failed(error)

@@ -14,7 +14,6 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -169,7 +168,7 @@ async def operate(server: Server, path: str | None) -> None:
 async def _attach(service: Service, launch: Launch) -> int:
     """Connect to the engine; 0, or the exit code where that failed for good."""
     try:
-        engine = await AsyncEngine.connect(Path(launch.run_dir))
+        engine = await AsyncEngine.connect(launch.run_dir, launch.config.model.path)
     except Exception as error:
         service.failure = error.message if isinstance(error, BoughError) else type(error).__name__
         return launch.failed(error)

@@ -6,4 +6,4 @@ from scripted import build
 
 from bough.engine.process import main
 
-sys.exit(main(lambda launch: build(launch.config)))
+sys.exit(main(build))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bough.base.config import Config
-from bough.base.errors import EngineError, InvalidRequest
+from bough.base.errors import ConfigError, EngineError, InvalidRequest
 from bough.base.limits import DEFAULT_LIMITS
 from bough.base.messages import Finish
 from bough.base.params import SamplingParams
@@ -24,7 +23,7 @@ from bough.engine.async_engine import LONG_TEXT, AsyncEngine
 from bough.engine.driver import Driver
 from bough.engine.generation import Chunk, GenerateOptions
 from bough.engine.ipc import SocketPort
-from bough.engine.launch import Launch, make_run_dir
+from bough.engine.launch import make_run_dir
 from bough.engine.local_client import LocalClient
 from bough.engine.text import load_text
 
@@ -185,41 +184,45 @@ def test_chunks_are_news_of_their_sequence(tmp_path: Path) -> None:
     run(tmp_path, body)
 
 
-@pytest.mark.parametrize("told", ["model", "another", None])
+@pytest.mark.parametrize("told", ["model", "broken", "owner/name"])
+@pytest.mark.parametrize("served", ["model", "broken"])
 def test_the_text_is_read_before_the_engine_is_there_but_is_that_of_its_model(
-    told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: str, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``told``: what the engine process has told that it will load, if the link to it is there."""
-    for name in ("model", "another"):
+    """``told``: what the engine was told to serve, which need not be the file itself. Errors wait for it, too."""
+    for name in ("model", "broken"):
         (tmp_path / name).mkdir()
-    model = write_vocabulary(tmp_path / "model")
-    read: list[Path] = []
+        write_vocabulary(tmp_path / name)
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    read: list[str] = []
 
     def reading(path: Path) -> Any:
-        read.append(path)
+        read.append(path.name)
         return load_text(path)
 
     monkeypatch.setattr(async_engine, "load_text", reading)
+    local = told != "owner/name"
 
     async def scenario() -> None:
         run_dir = make_run_dir()
-        launch = Launch(config=Config(), run_dir=str(run_dir), supervisor=0, report_fd=-1)
-        if told is not None:
-            launch.found(tmp_path / "a model before")
-            launch.found(tmp_path / told)
-        connecting = asyncio.create_task(AsyncEngine.connect(run_dir))
-        while told is not None and not read:
-            await asyncio.sleep(0.01)
+        connecting = asyncio.create_task(AsyncEngine.connect(run_dir, str(tmp_path / told) if local else told))
+        async with asyncio.timeout(DEADLINE):
+            while local and not read:
+                await asyncio.sleep(0.01)
         assert not connecting.done()
-        driver = Driver(ScriptedCore(path=str(model)), SocketPort(run_dir))
+        driver = Driver(ScriptedCore(path=str(tmp_path / served)), SocketPort(run_dir))
         thread = threading.Thread(target=driver.run)
         thread.start()
         try:
             async with asyncio.timeout(DEADLINE):
-                engine = await connecting
-            assert engine.template is not None and engine.tokenizer.encode("a", add_special=False)
-            assert read == {"model": [model], "another": [tmp_path / "another", model], None: [model]}[told]
-            await engine.close()
+                if served == "broken":
+                    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+                        await connecting
+                else:
+                    engine = await connecting
+                    assert engine.template is not None and engine.tokenizer.encode("a", add_special=False)
+                    await engine.close()
+            assert read == ([told] if local else []) + ([served] if told != served else [])
         finally:
             driver.stop()
             await asyncio.to_thread(thread.join)

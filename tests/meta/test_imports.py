@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -156,26 +155,6 @@ def loaded_by(code: str) -> set[str]:
 def test_importing_the_host_column_does_not_load_torch() -> None:
     names = [m.name for m in modules() if m.room in ("base", "kv", "scheduler", "text")]
     assert "torch" not in loaded_by("\n".join(f"import {name}" for name in names))
-
-
-def test_an_engine_tells_where_its_model_is_before_it_loads_torch(tmp_path: Path) -> None:
-    code = f"""if 1:
-        from pathlib import Path
-        from bough.base.config import Config, ModelConfig
-        from bough.engine import process
-        from bough.engine.launch import Launch
-        def last() -> None:
-            raise KeyboardInterrupt
-        process.wait_briefly = last
-        config = Config(model=ModelConfig(path="."))
-        launch = Launch(config=config, run_dir={str(tmp_path)!r}, supervisor=1, report_fd=0)
-        try:
-            process.build_engine(launch)
-        except KeyboardInterrupt:
-            pass
-    """
-    assert "torch" not in loaded_by(code)
-    assert (tmp_path / "model").readlink() == Path.cwd()
 
 
 def test_the_command_line_answers_before_anything_heavy_is_loaded() -> None:

@@ -12,13 +12,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
 
-from bough.base.config import Config
+from bough.base.config import Config, ModelConfig
 from bough.base.limits import Limits
 from bough.base.messages import (
     PROTOCOL,
@@ -36,7 +37,7 @@ from bough.base.messages import (
 )
 from bough.engine.driver import Driver
 from bough.engine.ipc import SocketPort
-from bough.engine.launch import EXIT_CONFIG, Launch
+from bough.engine.launch import Launch
 
 from .scripted import PATIENCE, make_config, make_tokenizer, wait_for
 
@@ -124,7 +125,7 @@ class Api:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self.report, end = os.pipe()
-        self.launch = Launch(
+        launch = Launch(
             config=config, run_dir=str(run_dir), supervisor=os.getpid(), report_fd=end, listen_fd=self.listener.fileno()
         )
         self.process = subprocess.Popen(
@@ -133,7 +134,7 @@ class Api:
         )  # fmt: skip
         os.close(end)
         assert self.process.stdin is not None
-        self.process.stdin.write(msgspec.msgpack.encode(self.launch))
+        self.process.stdin.write(msgspec.msgpack.encode(launch))
         self.process.stdin.close()
 
     def answers(self, path: str, status: int) -> bool:
@@ -153,8 +154,9 @@ class Api:
 
 
 @pytest.fixture
-def api(run_dir: Path) -> Iterator[Api]:
-    made = Api(make_config(grace=PATIENCE), run_dir)
+def api(run_dir: Path, tmp_path: Path) -> Iterator[Api]:
+    make_tokenizer()._full.save(str(tmp_path / "tokenizer.json"))
+    made = Api(replace(make_config(grace=PATIENCE), model=ModelConfig(path=str(tmp_path))), run_dir)
     yield made
     made.close()
 
@@ -170,9 +172,7 @@ def test_before_the_engine_is_there(api: Api) -> None:
 
 
 def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
-    make_tokenizer()._full.save(str(tmp_path / "tokenizer.json"))
     core = Core(tmp_path)
-    api.launch.found(tmp_path)
     driver = Driver(core, SocketPort(run_dir))
     engine = threading.Thread(target=driver.run)
     engine.start()
@@ -198,23 +198,6 @@ def test_serve_and_drain(api: Api, run_dir: Path, tmp_path: Path) -> None:
         assert api.process.stdout is not None
         shown = api.process.stdout.read().decode()
         assert f"curl {api.url}/v1/chat/completions" in shown and "; kernels: echoes\n" in shown
-    finally:
-        driver.stop()
-        engine.join(PATIENCE)
-
-
-def test_a_text_that_cannot_be_read_is_told_once_the_engine_is_there(api: Api, run_dir: Path, tmp_path: Path) -> None:
-    """Not before: the engine has the better reason."""
-    (tmp_path / "tokenizer.json").write_text("{")
-    api.launch.found(tmp_path)
-    wait_for(lambda: api.answers("/health", 200))
-    assert api.process.poll() is None
-    driver = Driver(Core(tmp_path), SocketPort(run_dir))
-    engine = threading.Thread(target=driver.run)
-    engine.start()
-    try:
-        assert api.process.wait(PATIENCE) == EXIT_CONFIG
-        assert b"tokenizer.json" in os.read(api.report, 1000)
     finally:
         driver.stop()
         engine.join(PATIENCE)
