@@ -177,12 +177,8 @@ class GgufFile:
 
     def rows(self, name: str, index: int | slice | None = None) -> torch.Tensor:
         """A copy of the bytes of :meth:`part`, of two dimensions: uint8 [rows, bytes of a row]."""
-        import torch  # slow, and not needed by those who only read the metadata
-
         info = self.part(name, index)
-        rows = torch.from_numpy(self._file.view(info.start, info.nbytes).copy()).view(info.shape[0], -1)
-        self._file.forget(info.start, info.nbytes)
-        return rows
+        return self._file.read(info.start, info.nbytes).view(info.shape[0], -1)
 
     def close(self) -> None:
         self._file.close()

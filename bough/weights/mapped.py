@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from bough.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MappedFile:
@@ -29,6 +34,19 @@ class MappedFile:
     def view(self, start: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """uint8 [nbytes] over the file's bytes from ``start``; not to be used after :meth:`close`."""
         return np.frombuffer(self.data, np.uint8, nbytes, start)
+
+    def read(self, start: int, nbytes: int) -> torch.Tensor:
+        """A copy of these bytes, uint8 [nbytes], whose pages are given back. All threads of torch make it: what takes
+        longest are first touches of the new memory."""
+        import torch  # slow, and not needed by those who only read the metadata
+
+        out = torch.empty(nbytes, dtype=torch.uint8)
+        if nbytes:
+            # By its address: torch warns of buffers that cannot be written.
+            at = (ctypes.c_uint8 * nbytes).from_address(self.view(start, nbytes).ctypes.data)
+            out.copy_(torch.frombuffer(at, dtype=torch.uint8))
+            self.forget(start, nbytes)
+        return out
 
     def forget(self, start: int, nbytes: int) -> None:
         """Let the system take back the pages that lie wholly within these bytes."""

@@ -91,21 +91,20 @@ class SafetensorsFile:
                 stored.dtype, (count, *stored.shape[1:]), stored.start + rows.start * size, count * size
             )
         wanted = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
+        if wanted == stored.dtype:
+            return self._file.read(stored.start, stored.nbytes).view(wanted).view(stored.shape)
         out = torch.empty(stored.shape, dtype=wanted)
         if out.numel():
-            self._copy_into(out, stored)
+            self._convert_into(out.view(-1), stored)
         return out
 
-    def _copy_into(self, out: torch.Tensor, stored: StoredTensor) -> None:
+    def _convert_into(self, out: torch.Tensor, stored: StoredTensor) -> None:
         raw = self._file.view(stored.start, stored.nbytes)
-        if out.dtype == stored.dtype:
-            out.view(-1).view(torch.uint8).numpy()[:] = raw
-        else:
-            flat, step = out.view(-1), PIECE * stored.dtype.itemsize
-            for first in range(0, stored.nbytes, step):
-                piece = torch.from_numpy(raw[first : first + step].copy()).view(stored.dtype)
-                begin = first // stored.dtype.itemsize
-                flat[begin : begin + piece.numel()].copy_(piece)
+        step = PIECE * stored.dtype.itemsize
+        for first in range(0, stored.nbytes, step):
+            piece = torch.from_numpy(raw[first : first + step].copy()).view(stored.dtype)
+            begin = first // stored.dtype.itemsize
+            out[begin : begin + piece.numel()].copy_(piece)
         self._file.forget(stored.start, stored.nbytes)
 
     def close(self) -> None:

@@ -81,6 +81,31 @@ def test_zeros_have_a_code_where_there_are_many(library: Library) -> None:
     assert (compact.table.view(4, 2, 16)[:, 1, 0] == -(2**15)).tolist() == [False, True, True, True]
 
 
+def test_zeros_that_fill_a_panel_up_do_not_count(library: Library) -> None:
+    weight = gaussian(17, 576)
+    weight[weight == 0] = 0.01
+    weight[16, :20] = (2.0 ** torch.arange(-20, 0)).bfloat16()
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, 17), weight)
+    assert (compact.table[:, 0] != 0).all(), "the last code is one that values have"
+    weight[16, :40] = 0
+    compact = compact_of(library, weight)
+    assert compact is not None and same_bits(expand(compact, 17), weight)
+    assert (compact.table[:, 0] != 0).tolist() == [True, False], "those of the weight itself do"
+
+
+def test_what_has_no_codes_leaves_no_memory_behind(library: Library) -> None:
+    g = torch.Generator().manual_seed(1)
+    anything = torch.randint(-(2**15), 2**15, (32, 64), generator=g).to(torch.int16).view(torch.bfloat16)
+    compactor, weights, made = Compactor(library, None), [gaussian(64, 128, seed=i) for i in range(3)], []
+    for weight in weights:
+        assert compactor(pack_bf16(anything)) is None
+        made.append(compactor(pack_bf16(weight)))
+    assert all(m is not None and same_bits(expand(m, 64), w) for m, w in zip(made, weights, strict=True))
+    places = [m.words.data_ptr() for m in made if m is not None]
+    assert [place - places[0] for place in places] == [0, 64 * 128 * 3 // 2, 64 * 128 * 3]
+
+
 def test_a_weight_of_many_exponents_stays_as_it_is(library: Library) -> None:
     g = torch.Generator().manual_seed(1)
     anything = torch.randint(-(2**15), 2**15, (32, 64), generator=g).to(torch.int16).view(torch.bfloat16)

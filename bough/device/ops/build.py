@@ -33,7 +33,7 @@ SOURCES = Path(__file__).parent / "csrc"
 PACKAGED = Path(__file__).parent / "kernels.so"
 
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
-                "-ffp-contract=off", "-fno-math-errno", "-w")  # fmt: skip
+                "-ffp-contract=off", "-fno-math-errno", "-w", "-Wno-psabi")  # fmt: skip
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")

@@ -64,9 +64,12 @@ class Compactor:
         n_bytes = weight.weight.nbytes * 3 // 4
         if self._spare is not None and self.n_bytes + n_bytes > self._spare():
             return None
-        # Not in the arena, which would keep the memory of what turns out not to fit.
-        words = weight.weight.new_empty(n_panels, n_in // INPUTS, 3, PANEL)
-        advise_huge_pages(words)
+        words, in_arena = weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL), n_bytes < CHUNK
+        if in_arena:
+            words = self._arena.room(n_panels, words)
+        else:  # memory of so many bytes goes back to the system if they turn out to have no codes
+            words = words.new_empty(n_panels, *words.shape[1:])
+            advise_huge_pages(words)
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
         strays = torch.empty(n_panels, n_in // 16 + 2, STRAY_BYTES, dtype=torch.uint8)
         too_many = ctypes.c_int(0)
@@ -76,9 +79,11 @@ class Compactor:
         )  # fmt: skip
         self._library.function("compact")(ctypes.byref(call))
         if too_many.value:
+            if in_arena:
+                self._arena.take_back()
             return None
         self.n_bytes += n_bytes
-        return CompactWeight(self._arena.join([words]) if n_bytes < CHUNK else words, table, strays)
+        return CompactWeight(words, table, strays)
 
 
 def expand(compact: CompactWeight, n_out: int) -> Tensor:

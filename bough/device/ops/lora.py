@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from bough.device.ops.library import LinearParts, LoraAdapter, LoraCall, LoraRun, LoraRuns, LoraTable
-from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.packed import PANEL, PackedWeight, view_bf16
 from bough.device.ops.pages import HUGE_PAGE, Arena
 from bough.device.ops.parts import describe
 
@@ -171,7 +171,7 @@ class PackedLora:
         self._adapters[place] = ctypes.addressof(adapter)
 
     def _packed(self, weight: Tensor) -> PackedWeight:
-        packed = pack_bf16(weight)
+        packed = view_bf16(weight)
         return replace(packed, weight=self._arena.join([packed.weight]))
 
     def __call__(self, runs: Runs, x: Tensor, out: Tensor) -> None:

@@ -7,7 +7,7 @@ K inputs, P panels, W words, G groups of 32 inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -87,11 +87,16 @@ class PackedWeight:
 
 def panels(rows: Tensor) -> Tensor:
     """[N, W, ...] -> [P, W, ..., 16], with zeros for the outputs that the last panel lacks."""
+    return _as_panels(rows).contiguous()
+
+
+def _as_panels(rows: Tensor) -> Tensor:
+    """The same, on the memory of the rows where they fill their panels."""
     n = len(rows)
     whole = -(-n // PANEL) * PANEL
     if whole != n:
         rows = torch.cat((rows, rows.new_zeros(whole - n, *rows.shape[1:])))
-    return rows.view(-1, PANEL, *rows.shape[1:]).movedim(1, -1).contiguous()
+    return rows.view(-1, PANEL, *rows.shape[1:]).movedim(1, -1)
 
 
 def from_panels(packed: Tensor, n_out: int) -> Tensor:
@@ -113,9 +118,15 @@ def pad_inputs(rows: Tensor, unit: int) -> Tensor:
 
 def pack_bf16(weight: Tensor) -> PackedWeight:
     """A bfloat16 weight [N, K] as it is."""
+    packed = view_bf16(weight)
+    return replace(packed, weight=packed.weight.contiguous())
+
+
+def view_bf16(weight: Tensor) -> PackedWeight:
+    """The same, on the memory of the weight where it can be: for copies, in one pass. No kernel reads it."""
     n_out, n_in = weight.shape
     words = pad_inputs(weight, 2).contiguous().view(torch.int32)
-    return PackedWeight(Kind.BF16, n_out, n_in, panels(words))
+    return PackedWeight(Kind.BF16, n_out, n_in, _as_panels(words))
 
 
 def pack_int8(q: Tensor, scale: Tensor) -> PackedWeight:

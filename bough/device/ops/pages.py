@@ -52,7 +52,7 @@ class Arena:
 
     def __init__(self, chunk: int = CHUNK) -> None:
         self._chunk = chunk
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rest = self._before = torch.empty(0, dtype=torch.uint8)
 
     def join(self, tensors: list[Tensor]) -> Tensor:
         """A copy of tensors of one dtype, one behind the other along their first dimension, on their device: only on a
@@ -68,11 +68,16 @@ class Arena:
             return like.new_empty((n, *like.shape[1:]))
         return self._empty((n, *like.shape[1:]), like.dtype)
 
+    def take_back(self) -> None:
+        """What was handed out last is free again; nobody may have it any more."""
+        self._rest = self._before
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n = math.prod(shape) * dtype.itemsize
         if n > len(self._rest):
             chunk = torch.empty(max(n, self._chunk) + HUGE_PAGE, dtype=torch.uint8)
             advise_huge_pages(chunk)
             self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE :]
+        self._before = self._rest
         taken, self._rest = self._rest[:n], self._rest[-(-n // LINE) * LINE :]
         return taken.view(dtype).view(shape)

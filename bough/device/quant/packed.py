@@ -10,7 +10,7 @@ import torch
 
 from bough.device.ops.experts import HeldWeight
 from bough.device.ops.library import PackedLinear
-from bough.device.ops.packed import PANEL, PackedWeight, pack_bf16
+from bough.device.ops.packed import PANEL, PackedWeight, view_bf16
 from bough.device.ops.pages import Arena
 from bough.device.ops.registry import Ops, RoundedApply
 from bough.device.ops.rounded import RoundedRows
@@ -147,8 +147,8 @@ def gather(pieces: Iterable[PackedWeight | None], n: int, arena: Arena) -> Packe
 
 
 def pack_dense(parameter: Parameter) -> PackedWeight:
-    """bfloat16, whatever the checkpoint holds."""
-    return pack_bf16(parameter.dense().bfloat16())
+    """bfloat16, whatever the checkpoint holds, to be copied by :func:`join` or :func:`gather`."""
+    return view_bf16(parameter.dense().bfloat16())
 
 
 def join(weights: Sequence[PackedWeight], arena: Arena) -> list[PackedWeight]:

@@ -144,6 +144,23 @@ INLINE const uint32_t* read_at(const PackedLinear& l, int64_t panel, int64_t n) 
 
 // -- making it
 
+// Values of a word, whatever vectors there are.
+typedef uint16_t HalfWords __attribute__((vector_size(2 * HALVES)));
+
+INLINE HalfWords load_halves(const uint16_t* from) {
+    HalfWords values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+INLINE void store_halves(uint16_t* to, HalfWords values) { memcpy(to, &values, sizeof values); }
+
+INLINE bool any(HalfWords values) {
+    uint64_t parts[sizeof values / 8], all = 0;
+    memcpy(parts, &values, sizeof values);
+    for (uint64_t part : parts) all |= part;
+    return all;
+}
+
 // The exponents of a panel that have codes: `first` that of code 0, unless that stands for zero, and those that follow.
 struct Codes {
     int first;
@@ -151,25 +168,35 @@ struct Codes {
 
     INLINE uint16_t exponent(int code) const { return code == 0 && zero ? 0 : (uint16_t)(first + code); }
 
-    // The code of a value, or something that is none. A mantissa of zeros with code 0 is zero or nothing. (Without branches:
-    // vectors of values are coded at once.)
-    INLINE uint16_t code(uint16_t value) const {
+    // The codes of values, or something that is none. A mantissa of zeros with code 0 is zero or nothing.
+    INLINE HalfWords code(HalfWords values) const {
         const uint16_t unlike_zero = zero ? 0 : 1, mantissa = zero ? 0 : 0x7f;
-        const uint16_t code = (uint16_t)((value >> 7 & 255) - first);
-        const uint16_t others = (code | (value & mantissa)) == 0 ? CODES : code;
-        return ((value & 0x7fff) | unlike_zero) == 0 ? 0 : others;
+        const HalfWords code = (values >> 7 & 255) - (uint16_t)first;
+        const HalfWords others = (code | (values & mantissa)) == 0 ? HalfWords{} + (uint16_t)CODES : code;
+        return ((values & 0x7fff) | unlike_zero) == 0 ? HalfWords{} : others;
     }
 };
 
-// Those of most values [words][HALVES], of each word the first `used`.
+// Those of most values [words][HALVES]; of each word those behind the first `used` are zeros, which do not count.
 INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
-    int64_t count[256] = {}, zeros = 0, sum = 0, best = -1;
+    constexpr int TABLES = 4;    // neighbours are mostly alike: one counter would wait for itself
+    int32_t counts[TABLES][256] = {};
+    int64_t count[256], zeros = 0, sum = 0, best = -1;
     for (int64_t word = 0; word < words; ++word) {
-        int found = 0;
-        for (int i = 0; i < used; ++i) count[values[word * HALVES + i] >> 7 & 255]++;
-        for (int i = 0; i < used; ++i) found += !(values[word * HALVES + i] & 0x7fff);
-        zeros += found;
+        uint16_t exponents[HALVES];
+        store_halves(exponents, load_halves(values + word * HALVES) >> 7 & 255);
+#pragma GCC unroll 32
+        for (int i = 0; i < HALVES; ++i) counts[i % TABLES][exponents[i]]++;
     }
+    for (int e = 0; e < 256; ++e) {
+        count[e] = 0;
+        for (int t = 0; t < TABLES; ++t) count[e] += counts[t][e];
+    }
+    const int64_t lacking = words * (HALVES - used);
+    if (count[0] > lacking)
+        for (int64_t i = 0; i < words * HALVES; ++i) zeros += !(values[i] & 0x7fff);
+    count[0] -= lacking;
+    zeros -= zeros ? lacking : 0;
     Codes codes = {0, true};
     for (int e = 0; e < 256; ++e) {
         const int first = e - (CODES - 1);
@@ -200,25 +227,24 @@ struct Compact {
         for (int code = 0; code < 2 * CODES; ++code)
             table[code] = (uint16_t)((code & CODES) << 11 | codes.exponent(code % CODES) << 7);
         for (int64_t unit = 0; unit < words / UNIT; ++unit, from += UNIT * HALVES, to += UNIT_LINES * HALVES) {
-            uint16_t held[UNIT][HALVES], others = 0;
-            for (int k = 0; k < UNIT; ++k)
-                for (int i = 0; i < HALVES; ++i) {
-                    const uint16_t value = from[k * HALVES + i], code = codes.code(value);
-                    others |= code;    // a code beyond the last one has bits above it, a negative one all of them
-                    held[k][i] = (uint16_t)((value & 0x7f) | (code & 15) << 7 | value >> 15 << 11);
-                }
+            HalfWords held[UNIT], codes_of[UNIT], beyond = {};
+            for (int k = 0; k < UNIT; ++k) {
+                const HalfWords values = load_halves(from + k * HALVES), code = codes.code(values);
+                codes_of[k] = code;
+                beyond |= code >> 4;    // a code beyond the last one has bits above it, a negative one all of them
+                held[k] = (values & 0x7f) | (code & 15) << 7 | values >> 15 << 11;
+            }
             for (int k = 0; k < UNIT_LINES; ++k)
-                for (int i = 0; i < HALVES; ++i)
-                    to[k * HALVES + i] = (uint16_t)(held[k][i] | held[UNIT - 1][i] >> (4 * k) << 12);
-            for (int k = 0; others >= CODES && k < UNIT; ++k)
+                store_halves(to + k * HALVES, held[k] | held[UNIT - 1] >> (4 * k) << 12);
+            if (!any(beyond)) continue;
+            for (int k = 0; k < UNIT; ++k)
                 for (int i = 0; i < used; ++i) {
-                    const uint16_t value = from[k * HALVES + i];
-                    if (codes.code(value) < CODES) continue;
+                    if (codes_of[k][i] < CODES) continue;
                     if (stray == most) {
                         __atomic_store_n(c.too_many, 1, __ATOMIC_RELAXED);
                         return;
                     }
-                    *stray++ = {(int32_t)unit, (uint8_t)k, (uint8_t)i, value};
+                    *stray++ = {(int32_t)unit, (uint8_t)k, (uint8_t)i, from[k * HALVES + i]};
                 }
         }
         *stray = {-1, 0, 0, 0};
