@@ -42,9 +42,11 @@ class MappedFile:
 
         out = torch.empty(nbytes, dtype=torch.uint8)
         if nbytes:
+            raw = self.view(start, nbytes)  # keeps the mapping meanwhile
             # By its address: torch warns of buffers that cannot be written.
-            at = (ctypes.c_uint8 * nbytes).from_address(self.view(start, nbytes).ctypes.data)
+            at = (ctypes.c_uint8 * nbytes).from_address(raw.ctypes.data)
             out.copy_(torch.frombuffer(at, dtype=torch.uint8))
+            del raw
             self.forget(start, nbytes)
         return out
 

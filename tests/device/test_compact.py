@@ -11,6 +11,7 @@ from bough.device.ops.compact import READERS, Compactor, CompactWeight, expand
 from bough.device.ops.cpu import CpuOps
 from bough.device.ops.library import Library
 from bough.device.ops.packed import pack_bf16
+from bough.device.quant.packed import first_outputs
 
 Tensor = torch.Tensor
 
@@ -81,17 +82,22 @@ def test_zeros_have_a_code_where_there_are_many(library: Library) -> None:
     assert (compact.table.view(4, 2, 16)[:, 1, 0] == -(2**15)).tolist() == [False, True, True, True]
 
 
-def test_zeros_that_fill_a_panel_up_do_not_count(library: Library) -> None:
+def test_what_fills_a_panel_up_does_not_count(library: Library) -> None:
+    """Zeros, or the outputs behind those that a head is asked for."""
     weight = gaussian(17, 576)
     weight[weight == 0] = 0.01
     weight[16, :20] = (2.0 ** torch.arange(-20, 0)).bfloat16()
+    weight[16, 30] = 0
     compact = compact_of(library, weight)
     assert compact is not None and same_bits(expand(compact, 17), weight)
-    assert (compact.table[:, 0] != 0).all(), "the last code is one that values have"
+    assert (compact.table[:, 0] != 0).all(), "one zero is less than there are values of the first code"
     weight[16, :40] = 0
     compact = compact_of(library, weight)
     assert compact is not None and same_bits(expand(compact, 17), weight)
-    assert (compact.table[:, 0] != 0).tolist() == [True, False], "those of the weight itself do"
+    assert (compact.table[:, 0] != 0).tolist() == [True, False], "zeros of the weight itself do"
+    others = gaussian(11, 576, seed=1) * 2.0**-60
+    compact = Compactor(library, None)(first_outputs(pack_bf16(torch.cat((weight[:5], others))), 5))
+    assert compact is not None and same_bits(expand(compact, 5), weight[:5])
 
 
 def test_what_has_no_codes_leaves_no_memory_behind(library: Library) -> None:

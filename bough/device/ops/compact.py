@@ -64,11 +64,11 @@ class Compactor:
         n_bytes = weight.weight.nbytes * 3 // 4
         if self._spare is not None and self.n_bytes + n_bytes > self._spare():
             return None
-        words, in_arena = weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL), n_bytes < CHUNK
+        like, in_arena = weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL), n_bytes < CHUNK
         if in_arena:
-            words = self._arena.room(n_panels, words)
+            words = self._arena.room(n_panels, like)
         else:  # memory of so many bytes goes back to the system if they turn out to have no codes
-            words = words.new_empty(n_panels, *words.shape[1:])
+            words = like.new_empty(n_panels, *like.shape[1:])
             advise_huge_pages(words)
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
         strays = torch.empty(n_panels, n_in // 16 + 2, STRAY_BYTES, dtype=torch.uint8)

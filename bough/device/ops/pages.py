@@ -69,15 +69,15 @@ class Arena:
         return self._empty((n, *like.shape[1:]), like.dtype)
 
     def take_back(self) -> None:
-        """What was handed out last is free again; nobody may have it any more."""
+        """What was handed out last in the arena is free again; nobody may have it any more."""
         self._rest = self._before
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         n = math.prod(shape) * dtype.itemsize
+        self._before = self._rest
         if n > len(self._rest):
             chunk = torch.empty(max(n, self._chunk) + HUGE_PAGE, dtype=torch.uint8)
             advise_huge_pages(chunk)
             self._rest = chunk[-chunk.data_ptr() % HUGE_PAGE :]
-        self._before = self._rest
         taken, self._rest = self._rest[:n], self._rest[-(-n // LINE) * LINE :]
         return taken.view(dtype).view(shape)

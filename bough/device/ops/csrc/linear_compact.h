@@ -177,7 +177,7 @@ struct Codes {
     }
 };
 
-// Those of most values [words][HALVES]; of each word those behind the first `used` are zeros, which do not count.
+// Those of most values [words][HALVES], of each word the first `used`.
 INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
     constexpr int TABLES = 4;    // neighbours are mostly alike: one counter would wait for itself
     int32_t counts[TABLES][256] = {};
@@ -185,18 +185,18 @@ INLINE Codes best_codes(const uint16_t* values, int64_t words, int used) {
     for (int64_t word = 0; word < words; ++word) {
         uint16_t exponents[HALVES];
         store_halves(exponents, load_halves(values + word * HALVES) >> 7 & 255);
+        if (used < HALVES)
+            for (int i = 0; i < used; ++i) counts[0][exponents[i]]++;
+        else
 #pragma GCC unroll 32
-        for (int i = 0; i < HALVES; ++i) counts[i % TABLES][exponents[i]]++;
+            for (int i = 0; i < HALVES; ++i) counts[i % TABLES][exponents[i]]++;
     }
     for (int e = 0; e < 256; ++e) {
         count[e] = 0;
         for (int t = 0; t < TABLES; ++t) count[e] += counts[t][e];
     }
-    const int64_t lacking = words * (HALVES - used);
-    if (count[0] > lacking)
-        for (int64_t i = 0; i < words * HALVES; ++i) zeros += !(values[i] & 0x7fff);
-    count[0] -= lacking;
-    zeros -= zeros ? lacking : 0;
+    for (int64_t word = 0; count[0] && word < words; ++word)
+        for (int i = 0; i < used; ++i) zeros += !(values[word * HALVES + i] & 0x7fff);
     Codes codes = {0, true};
     for (int e = 0; e < 256; ++e) {
         const int first = e - (CODES - 1);
