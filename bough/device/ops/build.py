@@ -34,6 +34,7 @@ PACKAGED = Path(__file__).parent / "kernels.so"
 
 COMMON_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
                 "-ffp-contract=off", "-fno-math-errno", "-w", "-Wno-psabi")  # fmt: skip
+"""Without -Wno-psabi gcc notes, whatever -w says, how wide vectors are passed to functions, which are all inlined."""
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq")
