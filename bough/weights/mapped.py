@@ -46,7 +46,6 @@ class MappedFile:
             # By its address: torch warns of buffers that cannot be written.
             at = (ctypes.c_uint8 * nbytes).from_address(raw.ctypes.data)
             out.copy_(torch.frombuffer(at, dtype=torch.uint8))
-            del raw
             self.forget(start, nbytes)
         return out
 
