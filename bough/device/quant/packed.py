@@ -135,11 +135,14 @@ def gather(pieces: Iterable[PackedWeight | None], n: int, arena: Arena) -> Packe
             return None
         parts = piece.weight, piece.scale, piece.sub
         if whole is None:
-            whole, rooms = piece, [None if part is None else arena.room(n * len(part), part) for part in parts]
+            rooms = [None if part is None else arena.room(n * len(part), part) for part in parts]
+            assert rooms[0] is not None
+            whole = replace(piece, weight=rooms[0], scale=rooms[1], sub=rooms[2])  # nothing of the piece is kept
         for room, part in zip(rooms, parts):
             if room is not None and part is not None:
                 room[end : end + len(part)] = part
         end, n_out = end + len(piece.weight), n_out + piece.n_out
+        del piece, parts, part
     assert whole is not None
     weight, scale, sub = (None if room is None else room[:end] for room in rooms)
     assert weight is not None
