@@ -51,6 +51,8 @@ class SchedulerLoop(Protocol):
     @property
     def stalled(self) -> bool: ...
     @property
+    def patience(self) -> float: ...
+    @property
     def outbox(self) -> list[FromEngine]: ...
     def receive(self, message: ToEngine) -> None: ...
     def step(self) -> None: ...
@@ -140,13 +142,14 @@ class Driver:
 
     def turn(self) -> None:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
-        wait = 0.0
         if self.scheduler.idle:
             # Who waits for the start in another process is greeted first: what is prepared may hold Python's lock.
             prepared = bool(self._peers) and self.core.prepare()
             wait = 0.0 if prepared else max(0.0, self._next_beat - time.monotonic())
         elif self.scheduler.stalled:
             wait = STALLED_SECONDS
+        else:
+            wait = self.scheduler.patience
         for peer, message in self.port.receive(wait):
             self._deliver(peer, message)
         if not self.scheduler.idle:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 LEARNING = 0.2
 """Weight of the latest step, or pause, in the running mean of them."""
 LEARNING_ANSWERS = 0.05
 """The same for the lengths of answers, which differ more."""
 PAUSE = 1.0
 """Seconds that a program is expected to stay away before anything is known."""
+
+
+@dataclass(slots=True)
+class Timings:
+    """Durations of the steps since they were last read, in seconds, and the tokens they computed."""
+
+    step: list[float]
+    device: list[float]
+    tokens: list[int]
 
 
 class Costs:

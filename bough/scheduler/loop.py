@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import structs
@@ -32,9 +31,11 @@ from bough.base.plan import AdapterDevice, Executor, Masks, Pending
 from bough.base.validate import validate_request
 from bough.kv.manager import KVManager
 from bough.scheduler.adapters import Adapters
+from bough.scheduler.anticipation import Anticipation
 from bough.scheduler.background import Background, made
 from bough.scheduler.commit import Committer, terminal
 from bough.scheduler.constraints import Compiler, Constraints, reason_of
+from bough.scheduler.costs import Timings
 from bough.scheduler.deadlines import Deadlines
 from bough.scheduler.gates import Gate, GateSet
 from bough.scheduler.planner import Flight, Planner
@@ -49,15 +50,6 @@ log = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 """A request that took part in this many failed forwards ends with an error even if none was proven its fault."""
-
-
-@dataclass(slots=True)
-class Timings:
-    """Durations of the steps since they were last read, in seconds, and the tokens they computed."""
-
-    step: list[float]
-    device: list[float]
-    tokens: list[int]
 
 
 class Scheduler:
@@ -131,6 +123,7 @@ class Scheduler:
         self._arrivals = 0
         self._steps = self._aborted = self._rejected = self._ended_early = 0
         self._timings = Timings([], [], [])
+        self._anticipation = Anticipation(self._programs.costs)
         self._news: list[Output] = []
         self.outbox: list[FromEngine] = []
         """Messages for the API side, in order; the driver takes them."""
@@ -140,6 +133,7 @@ class Scheduler:
     def step(self) -> None:
         """One turn: plan, launch, and commit what is done. Blocks only on the device."""
         began = self._clock()
+        self._anticipation.begin(began)
         self._programs.tick(began)
         for req in self._deadlines.pop_due(began):
             self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
@@ -153,7 +147,9 @@ class Scheduler:
             self._commit(*self._in_flight.popleft())
         self._at_gates = flight is None and not self._in_flight and bool(self._reqs or self._adapters.busy)
         self._send()
-        self._timings.step.append(self._clock() - began)
+        ended = self._clock()
+        self._timings.step.append(ended - began)
+        self._anticipation.end(ended, ended - began, self._committer.finished, self._planner.open)
 
     def _launch(self, flight: Flight) -> None:
         """Launch ``flight`` without waiting for it; what its masks depend on is committed behind its forward."""
@@ -183,6 +179,11 @@ class Scheduler:
     def stalled(self) -> bool:
         """Whoever is here waits for something outside, such as a compile."""
         return self._at_gates
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the next step is to wait for a request, as one may come in a moment."""
+        return self._anticipation.patience
 
     def _commit_all(self) -> None:
         while self._in_flight:
@@ -221,6 +222,7 @@ class Scheduler:
         """Take one message; the answer goes to the outbox. A request never raises; commands raise what refuses them."""
         match message:
             case Request():
+                self._anticipation.arrived()
                 try:
                     self._arrive(message)
                 except BoughError as error:
@@ -231,10 +233,7 @@ class Scheduler:
             case Prefetch():
                 self._prefetch(message)
             case Abort():
-                for rid in message.rids:
-                    if (req := self._reqs.get(rid)) is not None:
-                        self._end(req, Finish("abort", message="the request was aborted"))
-                        self._aborted += 1
+                self._abort((self._reqs[rid] for rid in message.rids if rid in self._reqs), "the request was aborted")
             case Control():
                 self._control(message)
         self._send()
@@ -325,9 +324,7 @@ class Scheduler:
         if message.op == "end_program":
             self._programs.close(self._programs.known(tenant, program))
         else:
-            for req in self._programs.cancel(tenant, program):
-                self._end(req, Finish("abort", message="the program was cancelled"))
-                self._aborted += 1
+            self._abort(self._programs.cancel(tenant, program), "the program was cancelled")
         self.outbox.append(ControlReply(message.id, True))
 
     def _control(self, message: Control) -> None:
@@ -340,9 +337,7 @@ class Scheduler:
                 self.outbox.append(ControlReply(message.id, True, text, {"dropped": freed, "kept": kept}))
             case "abort_all":
                 self._stop_background()
-                for req in list(self._reqs.values()):
-                    self._end(req, Finish("abort", message="all requests were aborted"))
-                    self._aborted += 1
+                self._abort(list(self._reqs.values()), "all requests were aborted")
                 self.outbox.append(ControlReply(message.id, True))
             case "load_adapter":
                 args = message.args
@@ -395,6 +390,11 @@ class Scheduler:
             self._ended_early += 1
             self._news.append(terminal(req, finish))
         self._drop(req)
+
+    def _abort(self, reqs: Iterable[Req], message: str) -> None:
+        for req in reqs:
+            self._end(req, Finish("abort", message=message))
+            self._aborted += 1
 
     def _open_gates(self) -> None:
         self._adapters.advance()

@@ -115,6 +115,12 @@ class Planner:
         self._headroom = max(HEADROOM_FLOOR, self._headroom * HEADROOM_DECAY)
         return self._finish(parts)
 
+    def open(self) -> bool:
+        """Whether others run, and whoever comes now would wait for nobody's prompt."""
+        rows, running = self._rows, self._rows.running
+        generating = (rows.planned[running] >= rows.n_entered[running]).tolist()
+        return bool(generating) and all(generating) and not len(self._queue)
+
     def retract(self, row: int) -> None:
         """Take ``row`` away: its request waits again, and its KV stays in the tree as evictable."""
         rows, req = self._rows, self._rows.req(row)

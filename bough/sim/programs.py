@@ -309,8 +309,9 @@ class Replay:
                 if waiting and self._setting.open_programs:
                     self._open(waiting.popleft(), time.now)
                 result.completion.append(time.now - self._opened.pop(done))
-            if scheduler.stalled or (time.now == before and not scheduler._in_flight):
-                time.now = min([time.now + PATIENCE, *(e[0] for e in self._events[:1])])
+            nobody = scheduler.stalled or (time.now == before and not scheduler._in_flight)
+            if wait := PATIENCE if nobody else scheduler.patience:
+                time.now = min([time.now + wait, *(e[0] for e in self._events[:1])])
         stats = scheduler.stats()
         result.prompt_tokens, result.cached_tokens = stats.prompt_tokens, stats.cached_tokens
         result.computed_tokens, result.retracted, result.steps = stats.computed_tokens, stats.retracted, stats.steps

@@ -64,6 +64,7 @@ class ScriptedScheduler:
         self.seeds: list[int | None] = []
         self.steps = 0
         self.checks = 0
+        self.patience = 0.0
         self._sent: dict[str, int] = {}
         self._step_seconds = step_seconds
         self._script = script

@@ -49,6 +49,7 @@ class Echo:
         self.outbox: list[FromEngine] = []
         self.running: dict[str, tuple[Request, int]] = {}
         self.steps = 0
+        self.patience = 0.0
         self.may_end = threading.Event()
 
     @property

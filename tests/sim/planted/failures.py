@@ -138,8 +138,8 @@ FAULTS = (
         "a drain left requests in the queue",
         Scheduler,
         "_control",
-        "for req in list(self._reqs.values()):",
-        "for req in [r for r in self._reqs.values() if r.row >= 0]:",
+        "self._abort(list(self._reqs.values()),",
+        "self._abort([r for r in self._reqs.values() if r.row >= 0],",
     ),
 )
 
