@@ -51,10 +51,9 @@ class SchedulerLoop(Protocol):
     @property
     def stalled(self) -> bool: ...
     @property
-    def patience(self) -> float: ...
-    @property
     def outbox(self) -> list[FromEngine]: ...
     def receive(self, message: ToEngine) -> None: ...
+    def patience(self) -> float: ...
     def step(self) -> None: ...
     def stats(self) -> Stats: ...
     def check(self) -> None: ...
@@ -142,16 +141,16 @@ class Driver:
 
     def turn(self) -> None:
         """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
+        wait = 0.0
         if self.scheduler.idle:
             # Who waits for the start in another process is greeted first: what is prepared may hold Python's lock.
             prepared = bool(self._peers) and self.core.prepare()
             wait = 0.0 if prepared else max(0.0, self._next_beat - time.monotonic())
         elif self.scheduler.stalled:
             wait = STALLED_SECONDS
-        else:
-            wait = self.scheduler.patience
-        for peer, message in self.port.receive(wait):
-            self._deliver(peer, message)
+        self._take(wait)
+        while not self._stopping and (wait := self.scheduler.patience()):
+            self._take(wait)
         if not self.scheduler.idle:
             self.scheduler.step()
             self._unchecked = self._unreported = True
@@ -162,6 +161,10 @@ class Driver:
         self.core.keep_up()
         if time.monotonic() >= self._next_beat:
             self._beat()
+
+    def _take(self, wait: float) -> None:
+        for peer, message in self.port.receive(wait):
+            self._deliver(peer, message)
 
     def _deliver(self, peer: Peer, message: ToDriver) -> None:
         if peer not in self._peers:

@@ -4,59 +4,75 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bough.base.program import Program
 from bough.scheduler.costs import Costs, learnt
 
 STEP_SHARE, LONGEST = 0.4, 0.01
 """A wait takes this share of a step of decodes at most, and so many seconds: a stream's next token may come so late."""
 SHARE, SAVED = 0.03, 0.1
-"""All waits together take this share of the time of steps at most. So many seconds of it can be saved up, as
-conversations that have begun together end together."""
+"""All waits together take this share of the time at most. So many seconds of it can be saved up, as conversations that
+have begun together end together."""
 LEAST = 0.1
 """Of that share remains so much if nobody comes: now and then it is tried again."""
 
 
 class Anticipation:
-    """Decides on a wait behind each step.
+    """Decides on a wait before each step.
 
     The next turn of a conversation, or the call after a tool, comes some milliseconds after the answer. If the next
     step has begun by then, it waits for all of that step; and as that one computes somebody's prompt, whoever is
     answered meanwhile is late again. Disks have the same trouble with processes that read one block after the other,
     and wait for the next read (Iyer and Druschel, "Anticipatory scheduling", SOSP 2001): so does the engine, if it was
     worth it lately.
-
-    Attributes:
-        patience: seconds that the next step is to wait for a request; 0: none.
     """
 
-    def __init__(self, costs: Costs) -> None:
-        self.patience = 0.0
+    def __init__(self, costs: Costs, now: float) -> None:
         self._costs = costs
-        self._since = 0.0
-        self._finished = 0
-        self._saved = 0.0
-        self._came = False
+        self._answered = self._came = False
+        self._since, self._until = now, now
+        self._waits = False
+        self._saved, self._reckoned = 0.0, now
         self._likely = 1.0
+        """Share of the waits, lately, in which somebody came."""
+
+    def answered(self, program: Program | None) -> None:
+        """A request of ``program`` has its whole answer. Who is known to stay away is not waited for."""
+        if program is None or not (program.end or (program.pause or 0.0) > LONGEST):
+            self._answered = True
 
     def arrived(self) -> None:
         """A request has come."""
         self._came = True
 
-    def begin(self, now: float) -> None:
-        """A step begins at ``now``, in seconds: the wait before it, if there was one, is over."""
-        if self.patience:
-            self._saved -= min(now - self._since, self.patience)
-            self._likely = learnt(self._likely, self._came)
-            self.patience = 0.0
+    def left(self, now: float, wanted: Callable[[], bool]) -> float:
+        """Seconds that the next step is to wait from ``now`` on, or 0.
 
-    def end(self, now: float, seconds: float, finished: int, wanted: Callable[[], bool]) -> None:
-        """A step that took ``seconds`` has ended at ``now``.
+        To be asked when all that was there has been received, and again behind each wait, however it ended.
 
         Args:
-            finished: requests that have been answered so far.
             wanted: whether others go on, and who comes now would enter the next step.
         """
-        answered, self._finished = finished > self._finished, finished
-        self._saved = min(self._saved + SHARE * max(self._likely, LEAST) * seconds, SAVED)
-        patience = min(STEP_SHARE * self._costs.step_seconds, LONGEST)
-        if answered and self._saved >= patience and wanted():
-            self.patience, self._since, self._came = patience, now, False
+        if not self._waits:
+            answered, self._answered = self._answered, False
+            if not answered:
+                return 0.0
+            self._saved += SHARE * max(self._likely, LEAST) * (now - self._reckoned)
+            self._saved, self._reckoned = min(self._saved, SAVED), now
+            patience = _whole(min(STEP_SHARE * self._costs.step_seconds, LONGEST))
+            if not 0 < patience <= self._saved or not wanted():
+                return 0.0
+            self._waits, self._came = True, False
+            self._since, self._until = now, now + patience
+            return patience
+        rest = _whole(self._until - now)
+        if rest > 0 and not self._came and wanted():
+            return rest
+        self._saved -= now - self._since
+        self._likely = learnt(self._likely, self._came)
+        self._waits = False
+        return 0.0
+
+
+def _whole(seconds: float) -> float:
+    """Whole milliseconds of them, as systems wait: what is shorter would become one."""
+    return int(seconds * 1e3 + 1e-6) / 1e3

@@ -1,4 +1,4 @@
-"""What steps and programs have cost so far: from these means the ledger of programs reckons what is worth it."""
+"""What steps and programs have cost so far: from these means it is reckoned what is worth it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Scheduler:
         self._arrivals = 0
         self._steps = self._aborted = self._rejected = self._ended_early = 0
         self._timings = Timings([], [], [])
-        self._anticipation = Anticipation(self._programs.costs)
+        self._anticipation = Anticipation(self._programs.costs, clock())
         self._news: list[Output] = []
         self.outbox: list[FromEngine] = []
         """Messages for the API side, in order; the driver takes them."""
@@ -133,7 +133,6 @@ class Scheduler:
     def step(self) -> None:
         """One turn: plan, launch, and commit what is done. Blocks only on the device."""
         began = self._clock()
-        self._anticipation.begin(began)
         self._programs.tick(began)
         for req in self._deadlines.pop_due(began):
             self._end(req, Finish("timeout", message="the request ran past its timeout", status=408))
@@ -147,9 +146,7 @@ class Scheduler:
             self._commit(*self._in_flight.popleft())
         self._at_gates = flight is None and not self._in_flight and bool(self._reqs or self._adapters.busy)
         self._send()
-        ended = self._clock()
-        self._timings.step.append(ended - began)
-        self._anticipation.end(ended, ended - began, self._committer.finished, self._planner.open)
+        self._timings.step.append(self._clock() - began)
 
     def _launch(self, flight: Flight) -> None:
         """Launch ``flight`` without waiting for it; what its masks depend on is committed behind its forward."""
@@ -180,10 +177,12 @@ class Scheduler:
         """Whoever is here waits for something outside, such as a compile."""
         return self._at_gates
 
-    @property
     def patience(self) -> float:
-        """Seconds that the next step is to wait for a request, as one may come in a moment."""
-        return self._anticipation.patience
+        """Seconds that the next step is to wait for a request, or 0; see :meth:`Anticipation.left`. What is only looked
+        at by steps, such as deadlines, is so much later."""
+        return self._anticipation.left(
+            self._clock(), lambda: not (len(self._gates) or self._adapters.busy) and self._planner.open()
+        )
 
     def _commit_all(self) -> None:
         while self._in_flight:
@@ -210,6 +209,7 @@ class Scheduler:
             # The client may have used the id again since its request was aborted in flight.
             if req.status is Status.FINISHED and self._reqs.get(req.request.rid) is req:
                 self._drop(req)
+                self._anticipation.answered(req.request.program)
 
     def _drop(self, req: Req) -> None:
         """``req`` has had its terminal event."""
@@ -222,7 +222,6 @@ class Scheduler:
         """Take one message; the answer goes to the outbox. A request never raises; commands raise what refuses them."""
         match message:
             case Request():
-                self._anticipation.arrived()
                 try:
                     self._arrive(message)
                 except BoughError as error:
@@ -282,6 +281,7 @@ class Scheduler:
         else:
             self._queue.push(req)
         self._reqs[request.rid] = req
+        self._anticipation.arrived()
         if request.timeout is not None:
             self._deadlines.push(req)
 

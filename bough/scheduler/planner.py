@@ -116,10 +116,11 @@ class Planner:
         return self._finish(parts)
 
     def open(self) -> bool:
-        """Whether others run, and whoever comes now would wait for nobody's prompt."""
+        """Whether others generate, and nobody stands before whoever comes now; memory is not looked at."""
         rows, running = self._rows, self._rows.running
+        running = running[rows.live[running] & ~rows.background[running]]
         generating = (rows.planned[running] >= rows.n_entered[running]).tolist()
-        return bool(generating) and all(generating) and not len(self._queue)
+        return bool(generating) and all(generating) and not (len(self._queue) or self.suspects)
 
     def retract(self, row: int) -> None:
         """Take ``row`` away: its request waits again, and its KV stays in the tree as evictable."""

@@ -297,21 +297,21 @@ class Replay:
             waiting.clear()
         scheduler, result, time = self.scheduler, self.result, self._time
         while self._events or not scheduler.idle:
-            while self._events and self._events[0][0] <= time.now:
-                _, _, task, call = heapq.heappop(self._events)
-                self._send(task, call)
+            self._send_due()
             if scheduler.idle:
                 time.now = self._events[0][0]
                 continue
+            while wait := scheduler.patience():
+                time.now = min([time.now + wait, *(e[0] for e in self._events[:1])])
+                self._send_due()
             before = time.now
             scheduler.step()
             for done in self._read():
                 if waiting and self._setting.open_programs:
                     self._open(waiting.popleft(), time.now)
                 result.completion.append(time.now - self._opened.pop(done))
-            nobody = scheduler.stalled or (time.now == before and not scheduler._in_flight)
-            if wait := PATIENCE if nobody else scheduler.patience:
-                time.now = min([time.now + wait, *(e[0] for e in self._events[:1])])
+            if scheduler.stalled or (time.now == before and not scheduler._in_flight):
+                time.now = min([time.now + PATIENCE, *(e[0] for e in self._events[:1])])
         stats = scheduler.stats()
         result.prompt_tokens, result.cached_tokens = stats.prompt_tokens, stats.cached_tokens
         result.computed_tokens, result.retracted, result.steps = stats.computed_tokens, stats.retracted, stats.steps
@@ -325,6 +325,11 @@ class Replay:
     def _later(self, at: float, task: int, call: int) -> None:
         self._serial += 1
         heapq.heappush(self._events, (at, self._serial, task, call))
+
+    def _send_due(self) -> None:
+        while self._events and self._events[0][0] <= self._time.now:
+            _, _, task, call = heapq.heappop(self._events)
+            self._send(task, call)
 
     def _send(self, number: int, index: int) -> None:
         task = self._tasks[number]

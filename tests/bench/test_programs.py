@@ -8,13 +8,16 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bough.bench.programs import POLICIES
 from bough.cli.main import main
+from bough.scheduler.loop import Scheduler
 from bough.sim.clairvoyant import clairvoyant_hits
-from bough.sim.programs import Entry, agents
+from bough.sim.clocked import Cost
+from bough.sim.programs import Call, Entry, Replay, Result, Setting, Task, agents
 
 PATHS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=3), min_size=1, max_size=6)
 
@@ -65,6 +68,21 @@ def test_what_runs_stays() -> None:
     together = [(True, 0), (True, 1), (False, 1), (False, 0), (True, 2)]
     assert clairvoyant_hits(found, apart, 3) == 1 + 1
     assert clairvoyant_hits(found, together, 3) == 1 + 2
+
+
+def test_a_replay_waits_for_who_comes_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replayed() -> Result:
+        tasks = [
+            Task(f"{i}", [Call(np.full(40 * k, i, np.int32), np.full(8, i, np.int32), 0.004) for k in range(1, 9)])
+            for i in range(6)
+        ]
+        cost = Cost(step=0.02, token=1e-3, row=1e-3)
+        return Replay(tasks, Setting(1 << 14, "lpm", "lru", cost, open_programs=6, step_tokens=128)).run()
+
+    patient = replayed()
+    monkeypatch.setattr(Scheduler, "patience", lambda self: 0.0)
+    hasty = replayed()
+    assert patient.busy <= patient.seconds < 0.98 * hasty.seconds
 
 
 def test_the_benchmark_replays_a_trace(tmp_path: Path) -> None:

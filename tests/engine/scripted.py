@@ -63,8 +63,8 @@ class ScriptedScheduler:
         self.aborted: list[int] = []  # last prompt ids
         self.seeds: list[int | None] = []
         self.steps = 0
+        self.moments: list[float] = []  # for which it waits before a step
         self.checks = 0
-        self.patience = 0.0
         self._sent: dict[str, int] = {}
         self._step_seconds = step_seconds
         self._script = script
@@ -77,6 +77,9 @@ class ScriptedScheduler:
     @property
     def stalled(self) -> bool:
         return False
+
+    def patience(self) -> float:
+        return self.moments.pop(0) if self.moments else 0.0
 
     def receive(self, message: ToEngine) -> None:
         match message:

@@ -92,6 +92,19 @@ def test_an_idle_loop_waits_and_a_busy_one_does_not() -> None:
     assert port.waits[-1] == 0.0
 
 
+def test_a_step_waits_as_long_as_the_scheduler_says_and_no_longer_than_the_engine_runs() -> None:
+    core, port = ScriptedCore(), Port(a=1 << 20)
+    driver = Driver(core, port)
+    port.inbox = [(b"a", request("r", [HOLD]))]
+    core.scheduler.moments = [0.004, 0.002]
+    driver.turn()
+    assert port.waits[-3:][1:] == [0.004, 0.002] and core.scheduler.steps == 1
+    core.scheduler.moments = [0.004, 0.002]
+    driver.stop()
+    driver.turn()
+    assert port.waits[-1] == 0.0
+
+
 def test_attaching_is_answered_with_hello_and_a_heartbeat() -> None:
     core, port = ScriptedCore(), Port(a=1 << 20)
     driver = Driver(core, port)

@@ -49,7 +49,6 @@ class Echo:
         self.outbox: list[FromEngine] = []
         self.running: dict[str, tuple[Request, int]] = {}
         self.steps = 0
-        self.patience = 0.0
         self.may_end = threading.Event()
 
     @property
@@ -59,6 +58,9 @@ class Echo:
     @property
     def stalled(self) -> bool:
         return False
+
+    def patience(self) -> float:
+        return 0.0
 
     def receive(self, message: ToEngine) -> None:
         if isinstance(message, Request):
