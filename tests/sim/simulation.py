@@ -77,7 +77,7 @@ class Simulation:
         self._pins = any(isinstance(e, Operate) and e.pinned for e in script.events)
         self.arrivals = {e.seed: e for e in script.events if isinstance(e, Arrive)}
         self.arrivals |= {e.what.seed: e.what for e in script.events if isinstance(e, Prefetch)}
-        self.now = 0.0
+        self.now, self._readings = 0.0, 0
         self.steps = 0
         self.readers: dict[str, Reader] = {}
         self.ended: list[Reader] = []
