@@ -140,7 +140,7 @@ class Driver:
             self.port.close()
 
     def turn(self) -> None:
-        """Once around the loop: what has arrived, one step if there is work, what is to be sent."""
+        """Once around the loop: what has arrived or is worth a wait, one step if there is work, what is to be sent."""
         wait = 0.0
         if self.scheduler.idle:
             # Who waits for the start in another process is greeted first: what is prepared may hold Python's lock.

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from bough.base.program import Program
 from bough.scheduler.costs import Costs, learnt
 
-STEP_SHARE, LONGEST = 0.4, 0.01
+STEP_SHARE, LONGEST = 0.5, 0.01
 """A wait takes this share of a step of decodes at most, and so many seconds: a stream's next token may come so late."""
 SHARE, SAVED = 0.03, 0.1
-"""All waits together take this share of the time at most. So many seconds of it can be saved up, as conversations that
-have begun together end together."""
+"""All waits together take this share of the time at most. So many seconds of it can be saved up, fewer if few came
+lately: conversations that have begun together end together."""
 LEAST = 0.1
 """Of that share remains so much if nobody comes: now and then it is tried again."""
 
@@ -36,7 +36,7 @@ class Anticipation:
         """Share of the waits, lately, in which somebody came."""
 
     def answered(self, program: Program | None) -> None:
-        """A request of ``program`` has its whole answer. Who is known to stay away is not waited for."""
+        """A request of ``program`` was ended by a step. Who is known to stay away is not waited for."""
         if program is None or not (program.end or (program.pause or 0.0) > LONGEST):
             self._answered = True
 
@@ -57,7 +57,8 @@ class Anticipation:
             if not answered:
                 return 0.0
             self._saved += SHARE * max(self._likely, LEAST) * (now - self._reckoned)
-            self._saved, self._reckoned = min(self._saved, SAVED), now
+            self._saved = min(self._saved, max(SAVED * self._likely, LONGEST))
+            self._reckoned = now
             patience = _whole(min(STEP_SHARE * self._costs.step_seconds, LONGEST))
             if not 0 < patience <= self._saved or not wanted():
                 return 0.0
@@ -67,8 +68,10 @@ class Anticipation:
         rest = _whole(self._until - now)
         if rest > 0 and not self._came and wanted():
             return rest
-        self._saved -= now - self._since
-        self._likely = learnt(self._likely, self._came)
+        # A machine that stood still in between is no reason to wait for nobody for days.
+        self._saved = max(self._saved - (now - self._since), -SAVED)
+        if self._came or rest <= 0:
+            self._likely = learnt(self._likely, self._came)
         self._waits = False
         return 0.0
 

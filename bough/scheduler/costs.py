@@ -1,4 +1,4 @@
-"""What steps and programs have cost so far: from these means it is reckoned what is worth it."""
+"""What steps and programs have cost so far: durations to show, and means by which what is worth it is reckoned."""
 
 from __future__ import annotations
 

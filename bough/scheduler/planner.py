@@ -116,11 +116,12 @@ class Planner:
         return self._finish(parts)
 
     def open(self) -> bool:
-        """Whether others generate, and nobody stands before whoever comes now; memory is not looked at."""
+        """Whether others generate, there is a row, and nobody stands before whoever comes now."""
         rows, running = self._rows, self._rows.running
         running = running[rows.live[running] & ~rows.background[running]]
         generating = (rows.planned[running] >= rows.n_entered[running]).tolist()
-        return bool(generating) and all(generating) and not (len(self._queue) or self.suspects)
+        free = len(rows) < len(rows.live) and not (len(self._queue) or self.suspects)
+        return free and bool(generating) and all(generating)
 
     def retract(self, row: int) -> None:
         """Take ``row`` away: its request waits again, and its KV stays in the tree as evictable."""

@@ -311,7 +311,7 @@ class Replay:
                     self._open(waiting.popleft(), time.now)
                 result.completion.append(time.now - self._opened.pop(done))
             if scheduler.stalled or (time.now == before and not scheduler._in_flight):
-                time.now = min([time.now + PATIENCE, *(e[0] for e in self._events[:1])])
+                time.now = max(time.now, min([time.now + PATIENCE, *(e[0] for e in self._events[:1])]))
         stats = scheduler.stats()
         result.prompt_tokens, result.cached_tokens = stats.prompt_tokens, stats.cached_tokens
         result.computed_tokens, result.retracted, result.steps = stats.computed_tokens, stats.retracted, stats.steps

@@ -83,7 +83,7 @@ def test_who_is_known_to_stay_away_is_not_waited_for() -> None:
 
 
 def test_long_steps_do_not_make_long_waits_and_very_short_ones_none() -> None:
-    long, short = Days(seconds=1.0), Days(seconds=0.002)
+    long, short = Days(seconds=1.0), Days(seconds=0.0015)
     for days in (long, short):
         days.pass_quietly()
     assert long.step() == LONGEST
@@ -98,6 +98,7 @@ def test_a_wait_goes_on_behind_what_is_no_request_until_it_is_over_or_of_no_use(
     begun = anticipation.left(days.now, lambda: True)
     assert anticipation.left(days.now + 0.001, lambda: True) == pytest.approx(begun - 0.001)
     assert anticipation.left(days.now + 0.002, lambda: False) == 0, "an abort has left nobody who goes on"
+    assert anticipation._likely == 1, "which says nothing of who comes"
     assert anticipation.left(days.now + 0.003, lambda: True) == 0
 
 
@@ -130,6 +131,27 @@ def test_waits_that_are_longer_than_they_were_to_be_count_as_long_as_they_were()
         assert days.step() == 0
 
 
+def test_where_nobody_comes_little_is_saved_up_in_idle_time() -> None:
+    days = Days()
+    for _ in range(1000):
+        days.step()
+    days.now, days.waits = days.now + 3600, []
+    for _ in range(50):
+        days.step()
+    assert sum(days.waits) <= LONGEST + SHARE * LEAST * 2
+
+
+def test_a_machine_that_stood_still_in_a_wait_does_not_pay_for_it_for_ever() -> None:
+    days = Days()
+    days.pass_quietly()
+    days.anticipation.answered(None)
+    assert days.anticipation.left(days.now, lambda: True) > 0
+    days.now += 3600
+    assert days.anticipation.left(days.now, lambda: True) == 0
+    days.pass_quietly(2 * int(SAVED / SHARE / STEP))
+    assert days.step() > 0
+
+
 def test_it_is_learnt_who_comes_again() -> None:
     days = Days()
     days.pass_quietly()
@@ -157,13 +179,17 @@ def test_there_is_a_place_where_others_generate_and_nobody_else_waits() -> None:
         assert not planner.open(), "another one's prompt is not done"
         world.step()
     assert planner.open()
+    world.submit(*(request(f"{i}", range(50, 54), max_tokens=20, ignore_eos=True) for i in range(14)))
+    for _ in range(8):
+        world.step()
+    assert len(world.scheduler._rows) == 16 and not planner.open(), "there is no row"
     world.run()
     assert not planner.open()
 
 
-def answered(**schedule: object) -> World:
+def answered() -> World:
     """A world in which "b" was just answered while "a" goes on; it has had time to save up for a wait."""
-    world = World(cells=8192, cost=Cost(step=STEP, token=0.0, row=0.0), **schedule)
+    world = World(cells=8192, cost=Cost(step=STEP, token=0.0, row=0.0))
     world.submit(request("a", range(1, 9), max_tokens=400, ignore_eos=True))
     for _ in range(100):
         world.step()
@@ -191,6 +217,15 @@ def test_the_scheduler_does_not_wait_when_somebody_is_there() -> None:
     world.scheduler.receive(replace(request("c", [1, 2, 3]), constraint=constraint))
     assert len(world.scheduler._gates) == 1
     assert world.scheduler.patience() == 0
+
+
+def test_who_comes_in_a_wait_is_counted() -> None:
+    world = answered()
+    anticipation = world.scheduler._anticipation
+    anticipation._likely = 0.5
+    assert world.scheduler.patience() > 0
+    world.submit(request("c", range(21, 29)))
+    assert world.scheduler.patience() == 0 and anticipation._likely > 0.5
 
 
 def test_suspects_of_a_failure_are_not_made_to_wait() -> None:

@@ -64,7 +64,7 @@ class Compactor:
         n_bytes = weight.weight.nbytes * 3 // 4
         if self._spare is not None and self.n_bytes + n_bytes > self._spare():
             return None
-        # Memory of so many bytes goes back to the system if they turn out to have no codes.
+        # A large weight has an arena of its own: the rest of the small ones' chunk is not given up for it.
         arena = self._arena if n_bytes < CHUNK else Arena()
         words = arena.room(n_panels, weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL))
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
