@@ -16,7 +16,7 @@ import torch
 
 from bough.device.ops.library import CompactCall, Library
 from bough.device.ops.packed import PANEL, Kind, PackedWeight, from_panels
-from bough.device.ops.pages import CHUNK, Arena
+from bough.device.ops.pages import CHUNK, Arena, advise_huge_pages
 
 Tensor = torch.Tensor
 
@@ -64,9 +64,12 @@ class Compactor:
         n_bytes = weight.weight.nbytes * 3 // 4
         if self._spare is not None and self.n_bytes + n_bytes > self._spare():
             return None
-        # A large weight has an arena of its own: the rest of the small ones' chunk is not given up for it.
-        arena = self._arena if n_bytes < CHUNK else Arena()
-        words = arena.room(n_panels, weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL))
+        like, in_arena = weight.weight.new_empty(0, n_in // INPUTS, 3, PANEL), n_bytes < CHUNK
+        if in_arena:
+            words = self._arena.room(n_panels, like)
+        else:  # by itself: what is left of the small ones' chunk is not given up for it
+            words = like.new_empty(n_panels, *like.shape[1:])
+            advise_huge_pages(words)
         table = torch.empty(n_panels, 2 * PANEL, dtype=torch.int16)
         strays = torch.empty(n_panels, n_in // 16 + 2, STRAY_BYTES, dtype=torch.uint8)
         too_many = ctypes.c_int(0)
@@ -76,7 +79,8 @@ class Compactor:
         )  # fmt: skip
         self._library.function("compact")(ctypes.byref(call))
         if too_many.value:
-            arena.take_back()
+            if in_arena:
+                self._arena.take_back()
             return None
         self.n_bytes += n_bytes
         return CompactWeight(words, table, strays)
