@@ -10,8 +10,8 @@ from bough.scheduler.costs import Costs, learnt
 STEP_SHARE, LONGEST = 0.5, 0.01
 """A wait takes this share of a step of decodes at most, and so many seconds: a stream's next token may come so late."""
 SHARE, SAVED = 0.03, 0.1
-"""All waits together take this share of the time at most. So many seconds of it can be saved up, fewer if few came
-lately: conversations that have begun together end together."""
+"""All waits together take this share of the time at most, idle or not. So many seconds of it can be saved up, fewer if
+few came lately: conversations that have begun together end together."""
 LEAST = 0.1
 """Of that share remains so much if nobody comes: now and then it is tried again."""
 
@@ -29,8 +29,8 @@ class Anticipation:
     def __init__(self, costs: Costs, now: float) -> None:
         self._costs = costs
         self._answered = self._came = False
-        self._since, self._until = now, now
-        self._waits = False
+        self._since, self._until = now, 0.0
+        """Of the wait that is going on; 0: none is."""
         self._saved, self._reckoned = 0.0, now
         self._likely = 1.0
         """Share of the waits, lately, in which somebody came."""
@@ -52,7 +52,7 @@ class Anticipation:
         Args:
             wanted: whether others go on, and who comes now would enter the next step.
         """
-        if not self._waits:
+        if not self._until:
             answered, self._answered = self._answered, False
             if not answered:
                 return 0.0
@@ -62,8 +62,7 @@ class Anticipation:
             patience = _whole(min(STEP_SHARE * self._costs.step_seconds, LONGEST))
             if not 0 < patience <= self._saved or not wanted():
                 return 0.0
-            self._waits, self._came = True, False
-            self._since, self._until = now, now + patience
+            self._since, self._until, self._came = now, now + patience, False
             return patience
         rest = _whole(self._until - now)
         if rest > 0 and not self._came and wanted():
@@ -72,7 +71,7 @@ class Anticipation:
         self._saved = max(self._saved - (now - self._since), -SAVED)
         if self._came or rest <= 0:
             self._likely = learnt(self._likely, self._came)
-        self._waits = False
+        self._until = 0.0
         return 0.0
 
 

@@ -302,7 +302,7 @@ class Replay:
                 time.now = self._events[0][0]
                 continue
             while wait := scheduler.patience():
-                time.now = min([time.now + wait, *(e[0] for e in self._events[:1])])
+                self._pass(wait)
                 self._send_due()
             before = time.now
             scheduler.step()
@@ -311,7 +311,7 @@ class Replay:
                     self._open(waiting.popleft(), time.now)
                 result.completion.append(time.now - self._opened.pop(done))
             if scheduler.stalled or (time.now == before and not scheduler._in_flight):
-                time.now = max(time.now, min([time.now + PATIENCE, *(e[0] for e in self._events[:1])]))
+                self._pass(PATIENCE)
         stats = scheduler.stats()
         result.prompt_tokens, result.cached_tokens = stats.prompt_tokens, stats.cached_tokens
         result.computed_tokens, result.retracted, result.steps = stats.computed_tokens, stats.retracted, stats.steps
@@ -325,6 +325,11 @@ class Replay:
     def _later(self, at: float, task: int, call: int) -> None:
         self._serial += 1
         heapq.heappush(self._events, (at, self._serial, task, call))
+
+    def _pass(self, seconds: float) -> None:
+        """So much time passes, or less if somebody comes meanwhile, or is there."""
+        time = self._time
+        time.now = max(time.now, min([time.now + seconds, *(e[0] for e in self._events[:1])]))
 
     def _send_due(self) -> None:
         while self._events and self._events[0][0] <= self._time.now:
