@@ -330,6 +330,15 @@ def test_kernels_below_what_the_processor_can_do_are_told_once(
     assert str(loaded.path) in caplog.text
 
 
+def test_a_processor_that_no_kernels_are_for_does_without(
+    loaded: library.Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library.Library, "isas", lambda self: [])
+    found = library.load.__wrapped__()
+    assert found.library is None and "SSSE3" in found.reason
+    assert found.reason in caplog.text
+
+
 def test_a_damaged_packaged_library_is_not_opened(loaded: library.Library, tmp_path: Path) -> None:
     """Half a library ends the process that opens it, so this is another one."""
     damaged, content = tmp_path / "kernels.so", loaded.path.read_bytes()

@@ -319,17 +319,21 @@ def load() -> Loading:
     try:
         path = build.cached_library()
     except build.BuildError as error:
-        log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", error)
-        return Loading(None, str(error))
+        return _without(str(error))
     library = _open(path)
     if library is None:
-        reason = f"{path} cannot be loaded; delete it"
-        log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", reason)
-        return Loading(None, reason)
+        return _without(f"{path} cannot be loaded; delete it")
     return _loaded(library, "built at first use")
 
 
+def _without(reason: str) -> Loading:
+    log.warning("no compiled kernels, plain torch is used instead and is many times slower: %s", reason)
+    return Loading(None, reason)
+
+
 def _loaded(library: Library, reason: str) -> Loading:
+    if not library.isas():
+        return _without("this processor lacks SSSE3")
     if (advice := library.lacks(flags())) is not None:
         log.warning("the kernels are those for %s, and slower than they could be: %s", library.isa(), advice)
     return Loading(library, reason, library.share_threads())

@@ -29,18 +29,26 @@ struct ByteDots {
     }
 };
 
-#elif defined(__AVX2__) && !defined(BOUGH_VNNI)
+#elif defined(__SSSE3__) && !defined(BOUGH_VNNI)
 #define BOUGH_HOLDS_DOTS 1
 
 // Sums of two products of unsigned with signed bytes in each half of a word, and the sums of both halves.
 INLINE vu pairs_of_bytes(vu w, vu a) {
 #if defined(__AVX512BW__)
     return (vu)_mm512_maddubs_epi16((__m512i)w, (__m512i)a);
-#else
+#elif defined(__AVX2__)
     return (vu)_mm256_maddubs_epi16((__m256i)w, (__m256i)a);
+#else
+    return (vu)_mm_maddubs_epi16((__m128i)w, (__m128i)a);
 #endif
 }
 INLINE vi add_halves(vi acc, vu halves) { return acc + dot_halves(halves, vu{} + 0x00010001u); }
+
+// Left alone, the compiler gathers the products of several words first, for which there are no registers.
+INLINE vi in_turn(vi sum) {
+    asm volatile("" : "+v"(sum));
+    return sum;
+}
 
 // Of four inputs, the words are their sizes and what turns weights w, as they are stored, into w - 128 where an input is not
 // negative, and into 127 - w, which is one less than 128 - w, where it is. What that leaves out is the sum of the sizes of
@@ -50,21 +58,17 @@ struct ByteDots {
     static constexpr int WORDS = 2;
 
     static INLINE vi multiply(vi acc, vu w, const uint32_t* a) {
-        acc = add_halves(acc, pairs_of_bytes(a[0] - vu{}, w ^ (a[1] - vu{})));
-        // Left alone, the compiler gathers the products of several words first, for which there are no registers.
-        asm volatile("" : "+v"(acc));
-        return acc;
+        return in_turn(add_halves(acc, pairs_of_bytes(a[0] - vu{}, w ^ (a[1] - vu{}))));
     }
 
-    // Puts the words of 32 inputs in order; returns what their sums begin with.
+    // Puts the words of 16 inputs in order; returns what their sums begin with.
     static INLINE int32_t prepare(const uint32_t* inputs, uint32_t* words) {
-        const __m256i x = _mm256_loadu_si256((const __m256i*)inputs), negative = _mm256_cmpgt_epi8(__m256i{}, x);
-        const __m256i size = _mm256_abs_epi8(x), turn = _mm256_xor_si256(negative, _mm256_set1_epi32((int)FLIP));
-        const __m256i low = _mm256_unpacklo_epi32(size, turn), high = _mm256_unpackhi_epi32(size, turn);
-        _mm256_storeu_si256((__m256i*)words, _mm256_permute2x128_si256(low, high, 0x20));
-        _mm256_storeu_si256((__m256i*)(words + 8), _mm256_permute2x128_si256(low, high, 0x31));
-        const __m256i left_out = _mm256_sad_epu8(_mm256_and_si256(size, negative), __m256i{});
-        return (int32_t)(left_out[0] + left_out[1] + left_out[2] + left_out[3]);
+        const __m128i x = _mm_loadu_si128((const __m128i*)inputs), negative = _mm_cmpgt_epi8(__m128i{}, x);
+        const __m128i size = _mm_abs_epi8(x), turn = _mm_xor_si128(negative, _mm_set1_epi32((int)FLIP));
+        _mm_storeu_si128((__m128i*)words, _mm_unpacklo_epi32(size, turn));
+        _mm_storeu_si128((__m128i*)(words + 4), _mm_unpackhi_epi32(size, turn));
+        const __m128i left_out = _mm_sad_epu8(_mm_and_si128(size, negative), __m128i{});
+        return (int32_t)(left_out[0] + left_out[1]);
     }
 };
 
@@ -73,7 +77,7 @@ struct HeldDots {
     static constexpr int WORDS = 1;
 
     static INLINE vi multiply(vi held, vu w, const uint32_t* a) {
-        return (vi)((vhalves)held + (vhalves)pairs_of_bytes(w, *a - vu{}));
+        return in_turn((vi)((vhalves)held + (vhalves)pairs_of_bytes(w, *a - vu{})));
     }
     static INLINE vi add(vi acc, vi held) { return add_halves(acc, (vu)held); }
 };

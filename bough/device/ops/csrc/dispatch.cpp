@@ -108,9 +108,9 @@ void choose(int i) {
 
 // Fills `choices`, worst first, and picks the best that this processor and its system support.
 int detect() {
-    choices[n_choices++] = {"generic", &kernels_generic, true};
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    choices[n_choices++] = {"generic", &kernels_generic, __builtin_cpu_supports("ssse3") != 0};
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -136,9 +136,12 @@ int detect() {
 #if defined(BOUGH_WITH_AMX) && defined(__linux__)
     choices[n_choices++] = {"amx", &kernels_amx, dot && has_tiles()};
 #endif
-#elif defined(BOUGH_WITH_DOTPROD) && defined(__linux__)
+#else
+    choices[n_choices++] = {"generic", &kernels_generic, true};
+#if defined(BOUGH_WITH_DOTPROD) && defined(__linux__)
     constexpr unsigned long DOT_PRODUCTS = 1ul << 20;
     choices[n_choices++] = {"dotprod", &kernels_dotprod, (getauxval(AT_HWCAP) & DOT_PRODUCTS) != 0};
+#endif
 #endif
     int best = 0;
     for (int i = 0; i < n_choices; ++i)

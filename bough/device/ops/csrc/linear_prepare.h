@@ -375,7 +375,7 @@ INLINE bool is_prepared(const PackedLinear&, const float*, int64_t, int64_t) { r
 INLINE void prepare_dots(uint32_t* row, int64_t words, int64_t scaled, GroupMeta* meta) {
     for (int64_t i = 0; i < words; ++meta) {
         meta->start = 0;
-        for (const int64_t end = i + scaled < words ? i + scaled : words; i < end; i += GROUP / 4)
+        for (const int64_t end = i + scaled < words ? i + scaled : words; i < end; i += 4)
             meta->start += ByteDots::prepare(row + words + i, row + 2 * i);
     }
 }

@@ -29,9 +29,9 @@ constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 // for every pass, so that one or two of them are multiplied with several panels.
 //
 // Others foresee less than memory could bring: there each line is asked for. Of vectors of 8 floats one or two rows are
-// multiplied a tenth to a quarter faster so (Zen 3); with AVX-512 VNNI and no bfloat16 a tenth to a fifth, if several panels
-// are read at a time, and up to six of 4 bits no slower (Ice Lake).
-constexpr bool ASKS_FOR_ALL = WIDTH == 8 || FIXES_PAIRS;
+// multiplied a tenth to a quarter faster so (Zen 3); with AVX-512 and no bfloat16, which is Intel's alone, a tenth to a fifth, if
+// several panels are read at a time, and up to six of 4 bits no slower (Ice Lake, with VNNI and without).
+constexpr bool ASKS_FOR_ALL = WIDTH > 4 && WIDENS_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int LONG_PANELS = 4;
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }

@@ -20,7 +20,7 @@
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #elif defined(__x86_64__)
-#include <emmintrin.h>
+#include <tmmintrin.h>
 #endif
 #define BOUGH_WIDTH 4
 #endif
