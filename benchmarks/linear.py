@@ -41,7 +41,7 @@ SHAPES = ("576x576", "576x960", "576x3072", "1536x576", "576x49152", "2048x8192"
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 2048)
 ROUNDED = {
     "int8": "`int8`", "w8a8": "8 bits, a scale per output",
-    "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1, `int4`", "q4_k": "Q4_K", "q6_k": "Q6_K",
+    "q8": "Q8_0", "q4": "Q4_0", "q4_min": "Q4_1", "q4_k": "Q4_K, `int4`", "q6_k": "Q6_K",
     "q4/64": "4 bits, groups of 64", "q4/128": "GPTQ, groups of 128", "q4_zero/128": "AWQ, groups of 128",
 }  # fmt: skip
 OURS = ("bf16", *ROUNDED)
@@ -145,8 +145,6 @@ def measure(ops: Ops, shapes: list[str], kinds: list[str], rows: list[int]) -> l
         k, n = map(int, shape.split("x"))
         layers, sizes = {}, {}
         for kind in kinds:
-            if k % 256 and kind in (packed.name.lower() for packed in SUPER):
-                continue
             make, sizes[kind] = contestant(kind, ops, k, n)
             layers[kind] = [make() for _ in range(max(1, min(256, CACHE_BYTES // sizes[kind])))]
         best = {(kind, m): float("inf") for kind in layers for m in rows}

@@ -120,7 +120,7 @@ def linears(world: World) -> Iterator[Case]:
     ways: list[tuple[str, Callable[[Tensor], Tensor], float]] = [
         ("bf16", world.ops.linear(weight, None), 2.0),
         ("int8 (W8A8)", world.ops.packed_linear(world.ops.quantise(Kind.INT8, weight), None), 1.0),
-        ("int4 (W4A16)", world.ops.packed_linear(world.ops.quantise(Kind.Q4_MIN, weight), None), 0.625),
+        ("int4 (W4A16)", world.ops.packed_linear(world.ops.quantise(Kind.Q4_K, weight), None), 0.625),
     ]
     if torch.float8_e4m3fn in rounded_to(world):
         ways.append(("fp8", Fp8Linear(round_outputs(weight, None), world.ops).apply, 1.0))

@@ -236,6 +236,14 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     kernels: str = ""
 
 
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    """Waits for who was just answered, those of them in which somebody came, and seconds of all."""
+
+    begun: int = 0
+    worth: int = 0
+    seconds: float = 0.0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Heartbeat of the engine, sent a few times a second and after busy steps; counters never fall.
 
@@ -265,6 +273,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     step_seconds: list[float]
     device_seconds: list[float]
     step_tokens: list[int]
+    waits: Waits = Waits()
     programs: ProgramStats = ProgramStats()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bough.base.messages import Waits
 from bough.base.program import Program
 from bough.scheduler.costs import Costs, learnt
 
@@ -34,6 +35,7 @@ class Anticipation:
         self._saved, self._reckoned = 0.0, now
         self._likely = 1.0
         """Share of the waits, lately, in which somebody came."""
+        self.waits = Waits()
 
     def answered(self, program: Program | None) -> None:
         """A request of ``program`` was ended by a step. Who is known to stay away is not waited for."""
@@ -68,7 +70,9 @@ class Anticipation:
         if rest > 0 and not self._came and wanted():
             return rest
         # A machine that stood still in between is no reason to wait for nobody for days.
-        self._saved = max(self._saved - (now - self._since), -SAVED)
+        waited, waits = now - self._since, self.waits
+        self._saved = max(self._saved - waited, -SAVED)
+        self.waits = Waits(begun=waits.begun + 1, worth=waits.worth + self._came, seconds=waits.seconds + waited)
         if self._came or rest <= 0:
             self._likely = learnt(self._likely, self._came)
         self._until = 0.0

@@ -120,8 +120,7 @@ class Scheduler:
         self._in_flight: deque[tuple[Flight, Pending]] = deque()
         self._reqs: dict[str, Req] = {}
         self._deadlines = Deadlines(self._reqs)
-        self._arrivals = 0
-        self._steps = self._aborted = self._rejected = self._ended_early = 0
+        self._arrivals = self._steps = self._aborted = self._rejected = self._ended_early = 0
         self._timings = Timings([], [], [])
         self._anticipation = Anticipation(self._programs.costs, clock())
         self._news: list[Output] = []
@@ -484,6 +483,7 @@ class Scheduler:
             step_seconds=timings.step,
             device_seconds=timings.device,
             step_tokens=timings.tokens,
+            waits=self._anticipation.waits,
             programs=self._programs.stats(),
         )
 

@@ -36,6 +36,11 @@ _COUNTERS = (
     ("rejected", "Sequences that the engine refused"),
     ("bad_messages", "Messages that could not be decoded"),
 )
+_WAITS = (
+    ("waits", "begun", "Waits of the engine for who was just answered and may ask again at once"),
+    ("waits_worth", "worth", "Waits in which somebody came"),
+    ("waited_seconds", "seconds", "Time of all these waits"),
+)
 _GAUGES = (
     ("waiting", "queue_length", "Sequences that wait"),
     ("running", "running", "Sequences that run"),
@@ -161,6 +166,8 @@ class _EngineCollector(Collector):
 def _engine_metrics(stats: Stats) -> Iterator[Metric]:
     for field, help in _COUNTERS:
         yield CounterMetricFamily(f"bough_{field}", help, value=getattr(stats, field))
+    for name, field, help in _WAITS:
+        yield CounterMetricFamily(f"bough_{name}", help, value=getattr(stats.waits, field))
     for field, name, help in _GAUGES:
         yield GaugeMetricFamily(f"bough_{name}", help, value=getattr(stats, field))
     used = 1 - stats.free_tokens / stats.pool_tokens if stats.pool_tokens else 0.0

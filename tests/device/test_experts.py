@@ -109,7 +109,7 @@ def test_any_shape(ops: Ops, n: int, n_experts: int, k: int, dim: int, inner: in
     assert torch.allclose(found, expected, 1e-5, 1e-4 + 1e-6 * float(expected.abs().amax() if n else 0))
 
 
-@pytest.mark.parametrize("kind", [Kind.BF16, Kind.ROTATED, Kind.Q4_MIN], ids=lambda k: k.name)
+@pytest.mark.parametrize("kind", [Kind.BF16, Kind.ROTATED, Kind.Q4_K], ids=lambda k: k.name)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_bits_depend_on_the_token_alone(ops: Ops, kind: Kind, threads: int) -> None:
     skip_reference(ops)

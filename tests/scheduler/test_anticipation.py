@@ -110,6 +110,9 @@ def test_waits_take_their_share_of_the_time_at_most(comes_after: float | None) -
         days.step(comes_after=comes_after)
     share = SHARE if comes_after else SHARE * LEAST
     assert share * 0.9 <= sum(days.waits) / (days.now - began) <= share * 1.1
+    counted = days.anticipation.waits
+    assert (counted.begun, counted.seconds) == (len(days.waits), pytest.approx(sum(days.waits)))
+    assert counted.worth == (len(days.waits) if comes_after else 0)
 
 
 def test_what_is_saved_up_ends() -> None:

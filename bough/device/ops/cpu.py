@@ -251,14 +251,14 @@ class CpuOps(RoundsBehind):
         return apply
 
     def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
-        if kind not in (Kind.ROTATED, Kind.Q4_MIN):
+        if kind not in (Kind.ROTATED, Kind.Q4_K):
             return self._reference.quantise(kind, weight)
         dtype, (n_out, n_in) = _dtype(weight), weight.shape
         packed = empty(kind, n_out, n_in)
         assert packed.scale is not None
         call = QuantiseCall(
-            weight.data_ptr(), packed.weight.data_ptr(), packed.scale.data_ptr(), n_out, n_in, kind,
-            torch.get_num_threads(),
+            weight.data_ptr(), packed.weight.data_ptr(), packed.scale.data_ptr(),
+            None if packed.sub is None else packed.sub.data_ptr(), n_out, n_in, kind, torch.get_num_threads(),
         )  # fmt: skip
         self.library.function("quantise")(dtype, ctypes.byref(call))
         return packed

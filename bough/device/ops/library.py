@@ -181,7 +181,7 @@ class QuantiseCall(ctypes.Structure):
     """``QuantiseCall`` of csrc/common.h."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("weight", "words", "scale")),
+        *((name, c_void_p) for name in ("weight", "words", "scale", "sub")),
         *((name, c_int64) for name in ("n_out", "n_in")),
         *((name, c_int) for name in ("kind", "threads")),
     )

@@ -44,7 +44,7 @@ PAIRED = (Kind.Q4_MIN, Kind.Q4_ZERO, Kind.Q4_K)
 """Kinds whose scale comes with a second number."""
 
 SUPER = (Kind.Q4_K, Kind.Q6_K)
-"""Kinds whose scales of 256 inputs are divided further, and which hold whole ones of these."""
+"""Kinds whose scales of 256 inputs are divided further."""
 
 
 DOUBLED_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -169,8 +169,8 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
         raise ValueError(f"{kind.name} is not packed by groups")
     if group % GROUP or (group & (group - 1)):
         raise ValueError(f"groups of {group} inputs are no power of two from {GROUP} on")
-    inputs = 256 if kind in SUPER else group
-    if scale.shape[:2] != (n_out, -(-n_in // inputs)) or (kind in SUPER and (n_in % 256 or sub is None)):
+    inputs, n_subs = (256, -(-n_in // GROUP)) if kind in SUPER else (group, 0)
+    if scale.shape[:2] != (n_out, -(-n_in // inputs)) or (0 if sub is None else sub.shape[1]) != n_subs:
         raise ValueError(f"{kind.name} of {n_out} x {n_in} does not go with scales {list(scale.shape)}")
     if kind in FOUR_BITS and q.ndim == 2:
         halves = pad_inputs(q, GROUP).view(n_out, -1, 2, 16)
@@ -182,15 +182,16 @@ def pack_groups(kind: Kind, q: Tensor, scale: Tensor, sub: Tensor | None = None,
 
 
 def empty(kind: Kind, n_out: int, n_in: int) -> PackedWeight:
-    """Room for a weight of ROTATED, or of Q4_MIN with groups of 32 inputs."""
-    n_panels = -(-n_out // PANEL)
+    """Room for a weight of ROTATED or Q4_K."""
+    n_panels, sub = -(-n_out // PANEL), None
     if kind == Kind.ROTATED:
         check_whole(n_in)
         words, scale = -(-n_in // BLOCK) * BLOCK // 4, torch.zeros(n_panels, PANEL)
     else:
         n_groups = -(-n_in // GROUP)
-        words, scale = n_groups * GROUP // 8, torch.zeros(n_panels, n_groups, 2, PANEL, dtype=torch.float16)
-    return PackedWeight(kind, n_out, n_in, torch.empty(n_panels, words, PANEL, dtype=torch.int32), scale)
+        words, sub = n_groups * GROUP // 8, torch.zeros(n_panels, n_groups, 2, PANEL, dtype=torch.uint8)
+        scale = torch.zeros(n_panels, -(-n_in // 256), 2, PANEL, dtype=torch.float16)
+    return PackedWeight(kind, n_out, n_in, torch.empty(n_panels, words, PANEL, dtype=torch.int32), scale, sub)
 
 
 def unpack(packed: PackedWeight) -> Tensor:

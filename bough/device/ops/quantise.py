@@ -17,6 +17,9 @@ ROWS = 128
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 """Shares of the range of a group that are tried: cutting the extremes off leaves finer steps for the rest."""
 
+MULTIPLES = 255
+"""Scales and minima of groups are so many times what the largest of eight are made of, at most."""
+
 
 def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
     """A weight [N, K] rounded to ``kind``, which is one of
@@ -24,23 +27,21 @@ def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
     * INT8: one symmetric scale per output, the largest magnitude at 127.
     * ROTATED: the same of the Hadamard transform of the weight.
     * Q8: the same for each 32 inputs, as in GGUF's Q8_0.
-    * Q4_MIN: a scale and a minimum for each 32 inputs, those of least squared error among a few shares of the range;
-      NaN for inputs that no scale of float16 reaches.
+    * Q4_K: a scale and a minimum of 8 bits for each 32 inputs, those of least squared error among a few shares of the
+      range, zero included; NaN for 256 inputs some of which no scale reaches.
     """
     if kind == Kind.INT8:
         return pack_int8(*_whole_rows(weight, torch.Tensor.float))
     if kind == Kind.ROTATED:
         return pack_rotated(*_whole_rows(weight, _rotated), weight.shape[1])
-    n_groups = -(-weight.shape[1] // GROUP)
-    q = torch.empty(len(weight), n_groups * GROUP, dtype=torch.uint8, device=weight.device)
-    pair = (2,) if kind == Kind.Q4_MIN else ()
-    scales = torch.empty(len(weight), n_groups, *pair, dtype=torch.float16, device=weight.device)
-    round_groups = _four_bits if kind == Kind.Q4_MIN else _eight_bits
+    n_in = weight.shape[1]
+    inputs, round_groups = (256, _four_bits) if kind == Kind.Q4_K else (GROUP, _eight_bits)
+    parts = []
     for first in range(0, len(weight), ROWS):
-        wide = pad_inputs(weight[first : first + ROWS].float(), GROUP).view(-1, n_groups, GROUP)
-        values, scales[first : first + ROWS] = round_groups(wide)
-        q[first : first + ROWS] = values.flatten(1)
-    return pack_groups(kind, q[:, : weight.shape[1]], scales)
+        rows = weight[first : first + ROWS].float()
+        parts.append(round_groups(pad_inputs(rows, inputs).view(len(rows), -1, GROUP)))
+    q, scale, *sub = (torch.cat(of_parts) for of_parts in zip(*parts))
+    return pack_groups(kind, q.flatten(1)[:, :n_in], scale, sub[0][:, : -(-n_in // GROUP)] if sub else None)
 
 
 def _rotated(weight: Tensor) -> Tensor:
@@ -69,21 +70,43 @@ def _rounded(wide: Tensor, scale: Tensor) -> Tensor:
     return (wide / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(-127, 127).add(128).to(torch.uint8)
 
 
-def _four_bits(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [N, G, 32] -> uint8 [N, G, 32] in 0 .. 15 and float16 [N, G, 2], scale and minimum."""
-    low, high = wide.amin(2, keepdim=True), wide.amax(2, keepdim=True)
+def _four_bits(wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """float32 [N, 8 S, 32] -> uint8 [N, 8 S, 32] in 0 .. 15, float16 [N, S, 2], what scales and minima are multiples
+    of, and uint8 [N, 8 S, 2], how many of it each is."""
+    low, high = wide.amin(2, keepdim=True).clamp(max=0), wide.amax(2, keepdim=True)
     centre, reach = (high + low) / 2, (high - low) / 2
+    units = torch.cat((_unit(reach * (2 / 15)), _unit(-low)), 2)
+    unit_scale, unit_minimum = units.float().repeat_interleave(8, 1)[..., None].unbind(2)
     best = torch.full_like(low, torch.inf)
-    values, scales = torch.zeros_like(wide, dtype=torch.uint8), wide.new_full((*wide.shape[:2], 2), torch.nan).half()
+    values, multiples = torch.zeros_like(wide, dtype=torch.uint8), torch.zeros_like(wide[..., :2], dtype=torch.uint8)
     for shrink in SHRINKS:
-        scale, minimum = (reach * (2 * shrink / 15)).half().float(), (centre - reach * shrink).half().float()
-        q = ((wide - minimum) / scale).nan_to_num(0.0, 0.0, 0.0).round().clamp(0, 15)
-        error = _sum_of_halves((q * scale + minimum - wide).square())
+        scales = _nearest(reach * (2 * shrink / 15) / unit_scale, MULTIPLES)
+        minima = _nearest((reach * shrink - centre) / unit_minimum, MULTIPLES)
+        scale, minimum = scales * unit_scale, minima * unit_minimum
+        q = _nearest((wide + minimum) / scale, 15)
+        error = _sum_of_halves((q * scale - minimum - wide).square())
         better = error < best
         best = torch.where(better, error, best)
         values = torch.where(better, q.to(torch.uint8), values)
-        scales = torch.where(better, torch.cat((scale, minimum), 2).half(), scales)
-    return values, scales
+        multiples = torch.where(better, torch.cat((scales, minima), 2).to(torch.uint8), multiples)
+    lost = best.isinf().view(len(wide), -1, 8, 1).any(2)
+    lost_groups = lost.repeat_interleave(8, 1)
+    return (
+        values.masked_fill(lost_groups, 0),
+        units.masked_fill(lost, torch.nan),
+        multiples.masked_fill(lost_groups, 0),
+    )
+
+
+def _unit(of_groups: Tensor) -> Tensor:
+    """float32 [N, 8 S, 1] -> float16 [N, S, 1]: what the largest of each eight is :data:`MULTIPLES` times, rounded up:
+    half a unit in the last place is added before it is rounded to the nearest, of float16 or of its smallest."""
+    return (of_groups.view(len(of_groups), -1, 8, 1).amax(2) / MULTIPLES * (1 + 2**-11) + 2**-25).half()
+
+
+def _nearest(x: Tensor, most: int) -> Tensor:
+    """The nearest integer from 0 to ``most``, 0 of what is not finite."""
+    return x.nan_to_num(0.0, 0.0, 0.0).round().clamp(0, most)
 
 
 def _sum_of_halves(x: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Ops(Protocol):
         ...
 
     def quantise(self, kind: Kind, weight: Tensor) -> PackedWeight:
-        """A weight [N, K], contiguous, rounded to INT8, ROTATED, Q8 or Q4_MIN (:mod:`bough.device.ops.quantise`)."""
+        """A weight [N, K], contiguous, rounded to INT8, ROTATED, Q8 or Q4_K (:mod:`bough.device.ops.quantise`)."""
         ...
 
     def suited(self, weight: PackedWeight) -> PackedWeight:

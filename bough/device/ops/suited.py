@@ -94,5 +94,6 @@ def _steps(packed: PackedWeight) -> tuple[Tensor, Tensor]:
     if kind == Kind.Q4_K:
         assert packed.sub is not None
         steps, starts = packed.sub.float().unbind(2)
-        return first.repeat_interleave(8, 1) * steps, -second.repeat_interleave(8, 1) * starts
+        first, second = (of_super.repeat_interleave(8, 1)[:, : steps.shape[1]] for of_super in (first, second))
+        return first * steps, -second * starts
     return first, second if kind == Kind.Q4_MIN else -first * second

@@ -47,7 +47,7 @@ def resolve_scheme(quantize: Quantize, ops: Ops, dtype: torch.dtype, features: t
     """
     if quantize in ("int8", "int4"):
         eight, head = (Kind.INT8, Kind.Q8) if ops.name == "triton" else (Kind.ROTATED, Kind.ROTATED)
-        layers = eight if quantize == "int8" else Kind.Q4_MIN
+        layers = eight if quantize == "int8" else Kind.Q4_K
         if ops.name == "reference":
             return RoundedScheme(layers, head, ops)
         return PackedScheme(_rounding(ops, layers), _rounding(ops, head), dtype, ops)

@@ -131,10 +131,9 @@ enum LinearKind {
 //           its byte b input 4 w + b, in the high half input 16 + 4 w + b. Q4_WHOLE: line d of four holds at 4 L + w what
 //           is line w of output 4 L + d.
 //   scale   INT8, ROTATED, Q4_WHOLE: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
-//           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][n_in / 256][2][16] d and dmin. Q6_K: fp16
-//           [n_panels][n_in / 256][16] d.
-//   sub     Q4_K: uint8 [n_panels][n_in / 32][2][16] scale and minimum. Q6_K: int8 [n_panels][n_in / 32][2][16] the
-//           scales of the first and the second 16 inputs. Q4_WHOLE: uint32 [n_panels][groups / 4][4][16], the step of each
+//           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][groups of 256][2][16] d and dmin. Q6_K: fp16
+//           [n_panels][groups of 256][16] d.
+//   sub     Q4_K: uint8 [n_panels][groups][2][16] scale and minimum. Q6_K: int8 [n_panels][groups][2][16] the scales of the first and the second 16 inputs. Q4_WHOLE: uint32 [n_panels][groups / 4][4][16], the step of each
 //           group in its lower half, the start in its upper half, of groups 4 j + i and output 4 L + d at [j][d][4 L + i].
 //           Else null.
 //   compact BF16, or null: uint32 [n_panels][n_in / 8][3][16], the same values in fewer bytes (linear_compact.h). Then
@@ -303,12 +302,13 @@ struct LoraCall {
     int threads;
 };
 
-// One weight [n_out, n_in] to be rounded to ROTATED, or to Q4_MIN with groups of 32 inputs; words and scale: as the weight
-// and the scale of PackedLinear.
+// One weight [n_out, n_in] to be rounded to ROTATED or Q4_K; words, scale and sub: as the weight, the scale and the sub of
+// PackedLinear.
 struct QuantiseCall {
     const void* weight;
     uint32_t* words;
     void* scale;
+    void* sub;
     int64_t n_out;
     int64_t n_in;
     int kind;

@@ -362,7 +362,7 @@ struct RowReader {
     Values values(int64_t g, int half_of_group) const {
         const int64_t n_groups = n_groups_of(l);
         const int64_t scaled = scale_group_of(l, panel, g, n_groups);
-        const int64_t super = panel * (n_groups / 8) + g / 8, sub = (panel * n_groups + g) * 2;
+        const int64_t super = super_of(panel, g, n_groups), sub = (panel * n_groups + g) * 2;
         const uint16_t* scale = (const uint16_t*)l.scale;
         const uint8_t* subs = (const uint8_t*)l.sub;
         const auto one = [&] { return half(scale[scaled * PANEL + lane]); };

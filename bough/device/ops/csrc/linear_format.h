@@ -16,6 +16,9 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
     return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
 }
 
+// Which of the scales of 256 inputs belongs to group g of a panel.
+INLINE int64_t super_of(int64_t panel, int64_t g, int64_t n_groups) { return panel * ceil_div(n_groups, 8) + g / 8; }
+
 // How a kind holds its values: BITS per value, which is MOST at most; MINIMUM: there are minima, and no zero; SPLIT: the two halves
 // of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale; TOGETHER: groups whose inputs share
 // the scale of a row.
@@ -71,7 +74,7 @@ struct Q4KFormat {
         return (const uint8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
     }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int) {
-        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * 2 * PANEL + column;
+        const uint16_t* d = (const uint16_t*)l.scale + super_of(panel, g, n_groups) * 2 * PANEL + column;
         const uint8_t* sub = scales(l, panel, g, n_groups) + column;
         return {load_half(d) * load_bytes(sub), -(load_half(d + PANEL) * load_bytes(sub + PANEL))};
     }
@@ -84,7 +87,7 @@ struct Q6KFormat {
         return (const int8_t*)l.sub + (panel * n_groups + g) * 2 * PANEL;
     }
     static INLINE Affine affine(const PackedLinear& l, int64_t panel, int64_t g, int64_t n_groups, int column, int half) {
-        const uint16_t* d = (const uint16_t*)l.scale + (panel * (n_groups / 8) + g / 8) * PANEL + column;
+        const uint16_t* d = (const uint16_t*)l.scale + super_of(panel, g, n_groups) * PANEL + column;
         const int8_t* sub = scales(l, panel, g, n_groups) + half * PANEL + column;
         return {load_half(d) * load_bytes(sub), vf{}};
     }

@@ -6,17 +6,6 @@
 
 namespace {
 
-// To the nearest fp16, as floats.
-INLINE vf half_rounded(vf x) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
-#else
-    uint16_t half[WIDTH];
-    for (int i = 0; i < WIDTH; ++i) half[i] = narrow_half(x[i]);
-    return load_half(half);
-#endif
-}
-
 // Values to the nearest integers in [low, high], in the low bits, of what is 0 unless it is finite.
 INLINE vf nearest(vf x, float low, float high) {
     const vf magic = splat(12582912.0f);    // 1.5 * 2^23: adding it rounds to an integer
@@ -62,29 +51,58 @@ INLINE float sum_of(vf (&x)[GROUP_VECS]) {
     return sum(x[0]);
 }
 
+// The least of 32 and zero, and the most of them.
+struct Range {
+    float low, high;
+
+    INLINE explicit Range(const vf (&x)[GROUP_VECS]) {
+        vf least = vf{}, most = x[0];
+        for (int i = 0; i < GROUP_VECS; ++i) {
+            least = x[i] < least ? x[i] : least;
+            most = x[i] > most ? x[i] : most;
+        }
+        low = -max_lane(-least), high = max_lane(most);
+    }
+
+    INLINE float centre() const { return (high + low) / 2; }
+    INLINE float reach() const { return (high - low) / 2; }
+};
+
+constexpr int SUPER = 8;                // groups whose scales are multiples of the same, and so are their minima
+constexpr float MULTIPLES = 255;
 constexpr uint16_t HALF_NAN = 0x7e00;
 
-// Integers 0 .. 15 with the scale and the minimum of least squared error: NaN if none has a finite one.
-INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out, uint16_t* minimum_out) {
-    vf least = x[0], most = x[0];
-    for (int i = 1; i < GROUP_VECS; ++i) {
-        least = x[i] < least ? x[i] : least;
-        most = x[i] > most ? x[i] : most;
+// What they are multiples of.
+struct Units {
+    uint16_t scale, minimum;
+
+    // `most` is MULTIPLES times it, rounded up: half a unit in the last place is added, of fp16 or of the smallest one.
+    static INLINE uint16_t of(float most) { return narrow_half(most / MULTIPLES * (1 + 0x1p-11f) + 0x1p-25f); }
+    static INLINE vf widen(uint16_t half) {
+        uint16_t many[WIDTH];
+        for (int i = 0; i < WIDTH; ++i) many[i] = half;
+        return load_half(many);
     }
-    const float low = -max_lane(-least), high = max_lane(most), centre = (high + low) / 2, reach = (high - low) / 2;
-    float scales[WIDTH > 8 ? WIDTH : 8], minima[WIDTH > 8 ? WIDTH : 8], best = __builtin_inff();
+};
+
+// Integers 0 .. 15 with the scale and the minimum of least squared error; false if none has a finite one.
+INLINE bool to_four(const vf (&x)[GROUP_VECS], const Units& units, uint8_t* to, uint8_t* scale_out, uint8_t* minimum_out) {
+    constexpr int ROOM = WIDTH > 8 ? WIDTH : 8;
+    const Range range(x);
+    const vf centre = splat(range.centre()), reach = splat(range.reach());
+    const vf unit_scale = Units::widen(units.scale), unit_minimum = Units::widen(units.minimum);
+    float scales[ROOM], minima[ROOM], best = __builtin_inff();
     for (int i = 0; i < SHARES; i += WIDTH) {
-        storef(scales + i, half_rounded(splat(reach) * loadf(STEP + i)));
-        storef(minima + i, half_rounded(splat(centre) - splat(reach) * loadf(SHARE + i)));
+        storef(scales + i, floats(nearest(reach * loadf(STEP + i) / unit_scale, 0, MULTIPLES)));
+        storef(minima + i, floats(nearest((reach * loadf(SHARE + i) - centre) / unit_minimum, 0, MULTIPLES)));
     }
     int chosen = -1;
-    memset(to, 0, GROUP);
     for (int share = 0; share < SHARES; ++share) {
-        const vf scale = splat(scales[share]), minimum = splat(minima[share]);
+        const vf scale = splat(scales[share]) * unit_scale, minimum = splat(minima[share]) * unit_minimum;
         vf error[GROUP_VECS], q[GROUP_VECS];
         for (int i = 0; i < GROUP_VECS; ++i) {
-            q[i] = nearest((x[i] - minimum) / scale, 0, 15);
-            error[i] = floats(q[i]) * scale + minimum - x[i];
+            q[i] = nearest((x[i] + minimum) / scale, 0, 15);
+            error[i] = floats(q[i]) * scale - minimum - x[i];
             error[i] *= error[i];
         }
         const float found = sum_of(error);
@@ -96,8 +114,10 @@ INLINE void to_four(const vf (&x)[GROUP_VECS], uint8_t* to, uint16_t* scale_out,
             memcpy(to + i * WIDTH, &bytes, sizeof bytes);
         }
     }
-    *scale_out = chosen < 0 ? HALF_NAN : narrow_half(scales[chosen]);
-    *minimum_out = chosen < 0 ? HALF_NAN : narrow_half(minima[chosen]);
+    if (chosen < 0) return false;
+    *scale_out = (uint8_t)scales[chosen];
+    *minimum_out = (uint8_t)minima[chosen];
+    return true;
 }
 
 template <typename T>
@@ -115,7 +135,8 @@ struct Quantise {
         if (call.kind == LINEAR_ROTATED)
             rotated_row(from, (uint8_t*)words, (float*)call.scale + panel * PANEL + lane);
         else
-            four_bit_row(from, (uint8_t*)words, (uint16_t*)call.scale + panel * groups() * 2 * PANEL + lane);
+            four_bit_row(from, (uint8_t*)words, (uint16_t*)call.scale + panel * ceil_div(groups(), SUPER) * 2 * PANEL + lane,
+                         (uint8_t*)call.sub + panel * groups() * 2 * PANEL + lane);
     }
 
     void rotated_row(const T* from, uint8_t* to, float* scale) const {
@@ -132,17 +153,47 @@ struct Quantise {
         }
     }
 
-    // Scales and minima, PANEL apart, of all groups.
-    void four_bit_row(const T* from, uint8_t* to, uint16_t* scales) const {
-        for (int64_t g = 0; g < groups(); ++g, to += GROUP / 2, scales += 2 * PANEL) {
-            uint8_t q[GROUP];
-            vf x[GROUP_VECS];
-            const int64_t left = call.n_in - g * GROUP;
-            load_group(from, g * GROUP, call.n_in, x);
-            to_four(x, q, scales, scales + PANEL);
-            if (left < GROUP) memset(q + left, 0, GROUP - left);
-            for (int i = 0; i < GROUP / 2; ++i) to[i] = (uint8_t)(q[i] | q[GROUP / 2 + i] << 4);
+    // Of all groups, scales and minima PANEL apart.
+    void four_bit_row(const T* from, uint8_t* to, uint16_t* units, uint8_t* multiples) const {
+        for (int64_t first = 0; first < groups(); first += SUPER, units += 2 * PANEL) {
+            const int n = groups() - first < SUPER ? (int)(groups() - first) : SUPER;
+            const Units found = units_of(from, first, n);
+            bool finite = true;
+            for (int g = 0; g < n; ++g)
+                finite &= four_bit_group(from, first + g, found, to + g * GROUP / 2, multiples + g * 2 * PANEL);
+            if (!finite) {
+                memset(to, 0, n * GROUP / 2);
+                for (int i = 0; i < 2 * n; ++i) multiples[i * PANEL] = 0;
+            }
+            units[0] = finite ? found.scale : HALF_NAN;
+            units[PANEL] = finite ? found.minimum : HALF_NAN;
+            to += n * GROUP / 2;
+            multiples += n * 2 * PANEL;
         }
+    }
+
+    Units units_of(const T* from, int64_t first, int n) const {
+        float scale = 0, minimum = 0;
+        for (int g = 0; g < n; ++g) {
+            vf x[GROUP_VECS];
+            load_group(from, (first + g) * GROUP, call.n_in, x);
+            const Range range(x);
+            const float step = range.reach() * STEP[0];
+            scale = step > scale ? step : scale;
+            minimum = -range.low > minimum ? -range.low : minimum;
+        }
+        return {Units::of(scale), Units::of(minimum)};
+    }
+
+    bool four_bit_group(const T* from, int64_t g, const Units& units, uint8_t* to, uint8_t* multiples) const {
+        uint8_t q[GROUP];
+        vf x[GROUP_VECS];
+        const int64_t left = call.n_in - g * GROUP;
+        load_group(from, g * GROUP, call.n_in, x);
+        if (!to_four(x, units, q, multiples, multiples + PANEL)) return false;
+        if (left < GROUP) memset(q + left, 0, GROUP - left);
+        for (int i = 0; i < GROUP / 2; ++i) to[i] = (uint8_t)(q[i] | q[GROUP / 2 + i] << 4);
+        return true;
     }
 
     static void body(void* context, int64_t panel) {
