@@ -135,7 +135,7 @@ def example(kind: str, weight: Tensor) -> PackedWeight:
     packed, inputs = Kind[name.upper()], int(group or GROUP)
     groups = -(-k // (256 if packed in SUPER else inputs))
     size = (n, groups, 2) if packed in PAIRED else (n, groups)
-    sub = torch.ones((n, k // 32, 2), dtype=torch.uint8) if packed in SUPER else None
+    sub = torch.ones((n, -(-k // 32), 2), dtype=torch.uint8) if packed in SUPER else None
     return pack_groups(packed, q, torch.ones(size).half(), sub, inputs)
 
 

@@ -237,9 +237,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Waits(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits for who was just answered, those of them in which somebody came, and seconds of all."""
+    """Waits for who was just answered that have ended, those of them in which somebody came, and seconds of all."""
 
-    begun: int = 0
+    ended: int = 0
     worth: int = 0
     seconds: float = 0.0
 

@@ -72,7 +72,7 @@ class Anticipation:
         # A machine that stood still in between is no reason to wait for nobody for days.
         waited, waits = now - self._since, self.waits
         self._saved = max(self._saved - waited, -SAVED)
-        self.waits = Waits(begun=waits.begun + 1, worth=waits.worth + self._came, seconds=waits.seconds + waited)
+        self.waits = Waits(ended=waits.ended + 1, worth=waits.worth + self._came, seconds=waits.seconds + waited)
         if self._came or rest <= 0:
             self._likely = learnt(self._likely, self._came)
         self._until = 0.0

@@ -37,7 +37,7 @@ _COUNTERS = (
     ("bad_messages", "Messages that could not be decoded"),
 )
 _WAITS = (
-    ("waits", "begun", "Waits of the engine for who was just answered and may ask again at once"),
+    ("waits", "ended", "Waits of the engine for who was just answered and may ask again at once"),
     ("waits_worth", "worth", "Waits in which somebody came"),
     ("waited_seconds", "seconds", "Time of all these waits"),
 )

@@ -76,7 +76,7 @@ def random_weight(kind: Kind, n_out: int, n_in: int, group: int = 32, seed: int 
     sub = None
     if kind in SUPER:
         size = n_out, -(-n_in // 32), 2
-        sub = torch.randint(0, 64 if kind == Kind.Q4_K else 256, size, generator=g, dtype=torch.uint8)
+        sub = torch.randint(0, 256, size, generator=g, dtype=torch.uint8)
     return pack_groups(kind, q, scale, sub, group)
 
 

@@ -68,6 +68,14 @@ def test_four_bits_keep_what_had_four_bits() -> None:
     assert (found - given).square().mean() < 0.004 * step.square().mean(), "rounding to 16 values takes 0.083"
 
 
+@pytest.mark.parametrize("size", [0.001, 0.003, 0.01, 0.1])
+def test_small_groups_beside_large_ones_are_no_worse_than_zeros(size: float) -> None:
+    given = weight(200, 1024, torch.float32).view(-1, 8, 32)
+    given[:, 1:] *= size
+    found = unpack(quantise(Kind.Q4_K, given.view(200, -1))).view_as(given)
+    assert ((found - given).square().sum(2) <= given.square().sum(2)).all()
+
+
 def test_values_far_from_zero_have_it_in_their_range() -> None:
     given = weight(20, 300, torch.float32).abs() + 3
     found = unpack(quantise(Kind.Q4_K, given))

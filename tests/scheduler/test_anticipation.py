@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from bough.base.limits import DEFAULT_LIMITS
-from bough.base.messages import Abort, Namespace, Prefetch
+from bough.base.messages import Abort, Namespace, Prefetch, Waits
 from bough.base.program import Program
 from bough.grammar.compiler import GrammarCompiler
 from bough.scheduler.anticipation import LEAST, LONGEST, SAVED, SHARE, STEP_SHARE, Anticipation
@@ -111,7 +111,7 @@ def test_waits_take_their_share_of_the_time_at_most(comes_after: float | None) -
     share = SHARE if comes_after else SHARE * LEAST
     assert share * 0.9 <= sum(days.waits) / (days.now - began) <= share * 1.1
     counted = days.anticipation.waits
-    assert (counted.begun, counted.seconds) == (len(days.waits), pytest.approx(sum(days.waits)))
+    assert (counted.ended, counted.seconds) == (len(days.waits), pytest.approx(sum(days.waits)))
     assert counted.worth == (len(days.waits) if comes_after else 0)
 
 
@@ -229,6 +229,7 @@ def test_who_comes_in_a_wait_is_counted() -> None:
     assert world.scheduler.patience() > 0
     world.submit(request("c", range(21, 29)))
     assert world.scheduler.patience() == 0 and anticipation._likely > 0.5
+    assert world.scheduler.stats().waits == anticipation.waits == Waits(ended=1, worth=1)
 
 
 def test_suspects_of_a_failure_are_not_made_to_wait() -> None:

@@ -41,6 +41,7 @@ from bough.base.messages import (
     Request,
     Stats,
     ToEngine,
+    Waits,
 )
 from bough.engine.async_engine import AsyncEngine
 from bough.engine.client import StreamClient
@@ -307,6 +308,7 @@ class ScriptedClient(StreamClient):
             generated_tokens=self._generated, evicted_tokens=0, retracted=0, finished=self._finished,
             aborted=len(self.aborted), rejected=0, bad_messages=0, step_seconds=[0.001] if tokens else [],
             device_seconds=[0.001] if tokens else [], step_tokens=[tokens] if tokens else [],
+            waits=Waits(ended=3, worth=2, seconds=0.5),
         )  # fmt: skip
 
 

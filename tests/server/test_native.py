@@ -214,7 +214,7 @@ def test_metrics(http: httpx.Client) -> None:
         "bough_prompt_tokens_total", "bough_generated_tokens_total", "bough_evicted_tokens_total",
         "bough_retracted_total", "bough_kv_used_share", "bough_step_seconds_bucket", "bough_device_seconds_bucket",
         "bough_aborted_total", "bough_rejected_total", "bough_ready 1.0",
-        "bough_waits_total", "bough_waits_worth_total", "bough_waited_seconds_total",
+        "bough_waits_total 3.0", "bough_waits_worth_total 2.0", "bough_waited_seconds_total 0.5",
         'bough_http_responses_total{path="/generate",status="200"}',
     ):  # fmt: skip
         assert f"\n{name}" in text, name

@@ -34,14 +34,23 @@ def quantise(kind: Kind, weight: Tensor) -> PackedWeight:
         return pack_int8(*_whole_rows(weight, torch.Tensor.float))
     if kind == Kind.ROTATED:
         return pack_rotated(*_whole_rows(weight, _rotated), weight.shape[1])
-    n_in = weight.shape[1]
-    inputs, round_groups = (256, _four_bits) if kind == Kind.Q4_K else (GROUP, _eight_bits)
-    parts = []
-    for first in range(0, len(weight), ROWS):
-        rows = weight[first : first + ROWS].float()
-        parts.append(round_groups(pad_inputs(rows, inputs).view(len(rows), -1, GROUP)))
-    q, scale, *sub = (torch.cat(of_parts) for of_parts in zip(*parts))
-    return pack_groups(kind, q.flatten(1)[:, :n_in], scale, sub[0][:, : -(-n_in // GROUP)] if sub else None)
+    n_out, n_in = weight.shape
+    n_groups, n_supers = -(-n_in // GROUP), -(-n_in // 256)
+    four = kind == Kind.Q4_K
+    q = weight.new_empty(n_out, n_groups * GROUP, dtype=torch.uint8)
+    scale = weight.new_empty((n_out, n_supers, 2) if four else (n_out, n_groups), dtype=torch.float16)
+    multiples = weight.new_empty(n_out, n_groups, 2, dtype=torch.uint8) if four else None
+    for first in range(0, n_out, ROWS):
+        some = slice(first, first + ROWS)
+        rows = pad_inputs(weight[some].float(), 256 if four else GROUP)
+        wide = rows.view(len(rows), -1, GROUP)
+        if multiples is None:
+            values, scale[some] = _eight_bits(wide)
+        else:
+            values, scale[some], found = _four_bits(wide)
+            multiples[some] = found[:, :n_groups]
+        q[some] = values.flatten(1)[:, : n_groups * GROUP]
+    return pack_groups(kind, q[:, :n_in], scale, multiples)
 
 
 def _rotated(weight: Tensor) -> Tensor:
@@ -80,9 +89,12 @@ def _four_bits(wide: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     best = torch.full_like(low, torch.inf)
     values, multiples = torch.zeros_like(wide, dtype=torch.uint8), torch.zeros_like(wide[..., :2], dtype=torch.uint8)
     for shrink in SHRINKS:
-        scales = _nearest(reach * (2 * shrink / 15) / unit_scale, MULTIPLES)
         minima = _nearest((reach * shrink - centre) / unit_minimum, MULTIPLES)
-        scale, minimum = scales * unit_scale, minima * unit_minimum
+        minimum = minima * unit_minimum
+        # From the minimum as it was rounded to the largest that is left; what is not all the same has a step.
+        scales = _nearest((centre + reach * shrink + minimum) / 15 / unit_scale, MULTIPLES)
+        scales = torch.where(reach > 0, scales.clamp(min=1), scales)
+        scale = scales * unit_scale
         q = _nearest((wide + minimum) / scale, 15)
         error = _sum_of_halves((q * scale - minimum - wide).square())
         better = error < best

@@ -47,7 +47,7 @@ def make_weight(kind: Kind, n_out: int, n_in: int, group: int = 32) -> PackedWei
         scale[..., 1] = torch.randint(0, 16, scale[..., 1].shape, generator=g).half()
     if kind not in (Kind.Q4_K, Kind.Q6_K):
         return pack_groups(kind, q, scale, group=group)
-    return pack_groups(kind, q, scale, integers(64, n_out, -(-n_in // 32), 2))
+    return pack_groups(kind, q, scale, integers(256, n_out, -(-n_in // 32), 2))
 
 
 KINDS = [kind for kind in Kind if kind not in (Kind.ROTATED, Kind.Q4_WHOLE)]

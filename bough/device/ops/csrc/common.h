@@ -133,9 +133,9 @@ enum LinearKind {
 //   scale   INT8, ROTATED, Q4_WHOLE: float [n_panels][16]. Q8, Q4: fp16 [n_panels][groups][16]. Q4_MIN, Q4_ZERO: fp16
 //           [n_panels][groups][2][16]. Q4_K: fp16 [n_panels][groups of 256][2][16] d and dmin. Q6_K: fp16
 //           [n_panels][groups of 256][16] d.
-//   sub     Q4_K: uint8 [n_panels][groups][2][16] scale and minimum. Q6_K: int8 [n_panels][groups][2][16] the scales of the first and the second 16 inputs. Q4_WHOLE: uint32 [n_panels][groups / 4][4][16], the step of each
-//           group in its lower half, the start in its upper half, of groups 4 j + i and output 4 L + d at [j][d][4 L + i].
-//           Else null.
+//   sub     Q4_K: uint8 [n_panels][groups][2][16] scale and minimum. Q6_K: int8 [n_panels][groups][2][16] the scales of
+//           the first and the second 16 inputs. Q4_WHOLE: uint32 [n_panels][groups / 4][4][16], the step of each group in
+//           its lower half, the start in its upper half, of groups 4 j + i and output 4 L + d at [j][d][4 L + i]. Else null.
 //   compact BF16, or null: uint32 [n_panels][n_in / 8][3][16], the same values in fewer bytes (linear_compact.h). Then
 //           scale is uint16 [n_panels][32], the sign and exponent that codes stand for, and sub Stray
 //           [n_panels][strays_of(n_in)], by rising unit, with one of unit -1 behind a panel's last.

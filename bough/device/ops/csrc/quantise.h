@@ -38,12 +38,9 @@ INLINE void to_eight(const HadamardBlock& x, float scale, uint8_t* to) {
     }
 }
 
-// Shares of a group's range that are tried, see quantise.py; and the steps that they leave, as shares of half the range.
+// Shares of a group's range that are tried, see quantise.py.
 constexpr int SHARES = 6;
 constexpr float SHARE[WIDTH > 8 ? WIDTH : 8] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f};
-constexpr float STEP[WIDTH > 8 ? WIDTH : 8] = {(float)(2 * 1.0 / 15),  (float)(2 * 0.95 / 15), (float)(2 * 0.9 / 15),
-                                               (float)(2 * 0.85 / 15), (float)(2 * 0.8 / 15),  (float)(2 * 0.75 / 15)};
-
 // The sum of 32, halves upon halves.
 INLINE float sum_of(vf (&x)[GROUP_VECS]) {
     for (int half = GROUP_VECS / 2; half; half /= 2)
@@ -92,9 +89,13 @@ INLINE bool to_four(const vf (&x)[GROUP_VECS], const Units& units, uint8_t* to, 
     const vf centre = splat(range.centre()), reach = splat(range.reach());
     const vf unit_scale = Units::widen(units.scale), unit_minimum = Units::widen(units.minimum);
     float scales[ROOM], minima[ROOM], best = __builtin_inff();
+    // What is not all the same has a step.
+    const float least = range.reach() > 0 ? 1 : 0;
     for (int i = 0; i < SHARES; i += WIDTH) {
-        storef(scales + i, floats(nearest(reach * loadf(STEP + i) / unit_scale, 0, MULTIPLES)));
-        storef(minima + i, floats(nearest((reach * loadf(SHARE + i) - centre) / unit_minimum, 0, MULTIPLES)));
+        const vf cut = reach * loadf(SHARE + i), minimum = floats(nearest((cut - centre) / unit_minimum, 0, MULTIPLES));
+        const vf step = (centre + cut + minimum * unit_minimum) / splat(15.0f);
+        storef(minima + i, minimum);
+        storef(scales + i, floats(nearest(step / unit_scale, least, MULTIPLES)));
     }
     int chosen = -1;
     for (int share = 0; share < SHARES; ++share) {
@@ -178,7 +179,7 @@ struct Quantise {
             vf x[GROUP_VECS];
             load_group(from, (first + g) * GROUP, call.n_in, x);
             const Range range(x);
-            const float step = range.reach() * STEP[0];
+            const float step = range.reach() * (float)(2.0 / 15);
             scale = step > scale ? step : scale;
             minimum = -range.low > minimum ? -range.low : minimum;
         }
