@@ -69,8 +69,8 @@ class Anticipation:
         rest = _whole(self._until - now)
         if rest > 0 and not self._came and wanted():
             return rest
-        # A machine that stood still in between is no reason to wait for nobody for days.
         waited, waits = now - self._since, self.waits
+        # A machine that stood still in between is no reason to wait for nobody for days.
         self._saved = max(self._saved - waited, -SAVED)
         self.waits = Waits(ended=waits.ended + 1, worth=waits.worth + self._came, seconds=waits.seconds + waited)
         if self._came or rest <= 0:

@@ -58,14 +58,14 @@ def test_values_are_the_nearest_of_their_grid(shape: tuple[int, int], dtype: tor
 
 
 def test_four_bits_keep_what_had_four_bits() -> None:
-    """Groups that lie on grids of 16 values keep their places there; the steps are rounded."""
+    """Groups that lie on grids of 16 values keep their places there; steps are rounded, and fitted to the minima."""
     g = torch.Generator().manual_seed(0)
-    grid, step = torch.randint(0, 16, (8, 11, 32), generator=g), torch.rand(8, 11, 1, generator=g) * 0.7 + 0.3
+    grid, step = torch.randint(0, 16, (80, 11, 32), generator=g), torch.rand(80, 11, 1, generator=g) * 0.9 + 0.1
     grid[:, :, 0], grid[:, :, 1] = 0, 15
-    given = (grid - 8) * step
+    given = (grid - torch.randint(4, 12, step.shape, generator=g)) * step
     found = unpack(quantise(Kind.Q4_K, given.flatten(1))).view_as(given)
-    assert ((found - given).abs() < 0.2 * step).all()
-    assert (found - given).square().mean() < 0.004 * step.square().mean(), "rounding to 16 values takes 0.083"
+    assert ((found - given).abs() < 0.25 * step).all()
+    assert (found - given).square().mean() < 0.0003 * step.square().mean(), "rounding to 16 values takes 0.083"
 
 
 @pytest.mark.parametrize("size", [0.001, 0.003, 0.01, 0.1])
@@ -77,10 +77,11 @@ def test_small_groups_beside_large_ones_are_no_worse_than_zeros(size: float) -> 
 
 
 def test_values_far_from_zero_have_it_in_their_range() -> None:
-    given = weight(20, 300, torch.float32).abs() + 3
-    found = unpack(quantise(Kind.Q4_K, given))
-    step = given.amax(1, keepdim=True) / 15
-    assert (found - given).square().mean() < step.square().mean() / 12
+    given = weight(20, 512, torch.float32)
+    beside = given.view(20, 8, 2, 32)[:, :, 1]  # every second group
+    beside.abs_().add_(3)
+    found, step = unpack(quantise(Kind.Q4_K, given)).view(20, 8, 2, 32)[:, :, 1], beside.amax(2, keepdim=True) / 15
+    assert (found - beside).square().mean() < step.square().mean() / 12
 
 
 def test_zeros_stay_zeros() -> None:

@@ -354,20 +354,15 @@ struct RowReader {
         INLINE float above_minimum(int q) const { return (float)q * factor + minimum; }
     };
 
-    static float half(uint16_t bits) {
-        uint16_t many[WIDTH] = {bits};
-        return load_half(many)[0];
-    }
-
     Values values(int64_t g, int half_of_group) const {
         const int64_t n_groups = n_groups_of(l);
         const int64_t scaled = scale_group_of(l, panel, g, n_groups);
         const int64_t super = super_of(panel, g, n_groups), sub = (panel * n_groups + g) * 2;
         const uint16_t* scale = (const uint16_t*)l.scale;
         const uint8_t* subs = (const uint8_t*)l.sub;
-        const auto one = [&] { return half(scale[scaled * PANEL + lane]); };
-        const auto first = [&] { return half(scale[scaled * 2 * PANEL + lane]); };
-        const auto second = [&] { return half(scale[(scaled * 2 + 1) * PANEL + lane]); };
+        const auto one = [&] { return widen_half(scale[scaled * PANEL + lane]); };
+        const auto first = [&] { return widen_half(scale[scaled * 2 * PANEL + lane]); };
+        const auto second = [&] { return widen_half(scale[(scaled * 2 + 1) * PANEL + lane]); };
         switch (l.kind) {
             case LINEAR_INT8:
             case LINEAR_ROTATED:
@@ -377,10 +372,10 @@ struct RowReader {
             case LINEAR_Q4_MIN: return {0, first(), second()};
             case LINEAR_Q4_ZERO: return {second(), first(), 0};
             case LINEAR_Q4_K:
-                return {0, half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane],
-                        -(half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane])};
+                return {0, widen_half(scale[super * 2 * PANEL + lane]) * (float)subs[sub * PANEL + lane],
+                        -(widen_half(scale[(super * 2 + 1) * PANEL + lane]) * (float)subs[(sub + 1) * PANEL + lane])};
             default:
-                return {32, half(scale[super * PANEL + lane]) * (float)(int8_t)subs[(sub + half_of_group) * PANEL + lane], 0};
+                return {32, widen_half(scale[super * PANEL + lane]) * (float)(int8_t)subs[(sub + half_of_group) * PANEL + lane], 0};
         }
     }
 

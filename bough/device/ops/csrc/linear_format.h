@@ -16,8 +16,12 @@ INLINE int64_t scale_group_of(const PackedLinear& l, int64_t panel, int64_t g, i
     return panel * ((n_groups + (1 << shift) - 1) >> shift) + (g >> shift);
 }
 
-// Which of the scales of 256 inputs belongs to group g of a panel.
-INLINE int64_t super_of(int64_t panel, int64_t g, int64_t n_groups) { return panel * ceil_div(n_groups, 8) + g / 8; }
+constexpr int SUPER = 8;    // groups whose scales are multiples of the same
+
+// Which of these belongs to group g of a panel.
+INLINE int64_t super_of(int64_t panel, int64_t g, int64_t n_groups) {
+    return panel * ceil_div(n_groups, SUPER) + g / SUPER;
+}
 
 // How a kind holds its values: BITS per value, which is MOST at most; MINIMUM: there are minima, and no zero; SPLIT: the two halves
 // of 32 inputs have scales of their own; WHOLE: all inputs of an output share the scale; TOGETHER: groups whose inputs share

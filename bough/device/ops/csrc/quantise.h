@@ -65,21 +65,15 @@ struct Range {
     INLINE float reach() const { return (high - low) / 2; }
 };
 
-constexpr int SUPER = 8;                // groups whose scales are multiples of the same, and so are their minima
 constexpr float MULTIPLES = 255;
 constexpr uint16_t HALF_NAN = 0x7e00;
 
-// What they are multiples of.
+// What the scales and the minima of SUPER groups are multiples of.
 struct Units {
     uint16_t scale, minimum;
 
     // `most` is MULTIPLES times it, rounded up: half a unit in the last place is added, of fp16 or of the smallest one.
     static INLINE uint16_t of(float most) { return narrow_half(most / MULTIPLES * (1 + 0x1p-11f) + 0x1p-25f); }
-    static INLINE vf widen(uint16_t half) {
-        uint16_t many[WIDTH];
-        for (int i = 0; i < WIDTH; ++i) many[i] = half;
-        return load_half(many);
-    }
 };
 
 // Integers 0 .. 15 with the scale and the minimum of least squared error; false if none has a finite one.
@@ -87,7 +81,7 @@ INLINE bool to_four(const vf (&x)[GROUP_VECS], const Units& units, uint8_t* to, 
     constexpr int ROOM = WIDTH > 8 ? WIDTH : 8;
     const Range range(x);
     const vf centre = splat(range.centre()), reach = splat(range.reach());
-    const vf unit_scale = Units::widen(units.scale), unit_minimum = Units::widen(units.minimum);
+    const vf unit_scale = splat(widen_half(units.scale)), unit_minimum = splat(widen_half(units.minimum));
     float scales[ROOM], minima[ROOM], best = __builtin_inff();
     // What is not all the same has a step.
     const float least = range.reach() > 0 ? 1 : 0;

@@ -425,6 +425,11 @@ INLINE vf load_half(const uint16_t* p) {
 #endif
 }
 
+INLINE float widen_half(uint16_t bits) {
+    const uint16_t many[WIDTH] = {bits};
+    return load_half(many)[0];
+}
+
 // Widens WIDTH bytes to float.
 INLINE vf load_bytes(const uint8_t* p) {
     vub x;
