@@ -29,13 +29,17 @@ constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 // for every pass, so that one or two of them are multiplied with several panels.
 //
 // Others foresee less than memory could bring: there each line is asked for. Of vectors of 8 floats one or two rows are
-// multiplied a tenth to a quarter faster so (Zen 3); with AVX-512 and no bfloat16, which is Intel's alone, a tenth to a fifth, if
-// several panels are read at a time, and up to six of 4 bits no slower (Ice Lake, with VNNI and without).
+// multiplied a tenth to a quarter faster so (Zen 3). With AVX-512 and no bfloat16, which is Intel's alone, up to six rows of 4
+// bits are no slower, and one row, or two long ones, read several panels side by side: memory answers the faster the more
+// pages are asked for at a time (Ice Lake, two threads: 23 GB/s of two panels, 25 of four, 28 of eight).
 constexpr bool ASKS_FOR_ALL = WIDTH > 4 && WIDENS_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
-constexpr int LONG_PANELS = 4;
+constexpr int STREAMS = ASKS_FOR_ALL ? 8 : 4;    // panels
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
-INLINE bool are_few_long(int64_t rows, int64_t inputs) { return rows <= FEW_ROWS && inputs > LONG_INPUTS; }
+INLINE bool read_streams(int64_t rows, int64_t inputs) {
+    if (ASKS_FOR_ALL) return rows == 1 || (rows == 2 && inputs >= LONG_INPUTS);
+    return rows <= FEW_ROWS && inputs > LONG_INPUTS;
+}
 
 // So few rows have too few chains of sums in work with one panel at a time.
 constexpr int FEW_DENSE_ROWS = WIDTH == 8 ? 2 : 0, FEW_PANELS = 2;
@@ -264,17 +268,18 @@ struct GroupTile : WholePanels {
         return Format::MINIMUM ? fma(splat(m.scaled_sum), affine.minimum, total) : total;
     }
 
-    // total += sums, scaled; of SPLIT, `low` is what the lower half comes to before the scales of the rows.
-    template <int R, int P>
-    static INLINE void scale_group(Sums<vf, R, P>& total, const Sums<vi, R, P>& sums, const Sums<vf, R, P>& low,
+    // total += sums of Q panels from the p-th on, scaled; of SPLIT, `low` is what the lower half comes to before the scales of
+    // the rows.
+    template <int Q, int R, int P>
+    static INLINE void scale_group(Sums<vf, R, P>& total, int p, const Sums<vi, R, Q>& sums, const Sums<vf, R, Q>& low,
                                    const Affine* affine, const RowCursor& meta) {
         for (int r = 0; r < R; ++r) {
             const GroupMeta& m = *(const GroupMeta*)meta(r);
             vf scale = splat(m.scale);
-            for (int j = 0; j < P * PANEL_VECS; ++j) {
-                vf value = to_float(sums.at[r][j]);
+            for (int j = 0; j < Q * PANEL_VECS; ++j) {
+                vf value = to_float(sums.at[r][j]), &all = total.at[r][p * PANEL_VECS + j];
                 if (Format::SPLIT) value = fma(value, affine[j].scale, low.at[r][j]);
-                total.at[r][j] = add_scaled(total.at[r][j], value, scale, affine[j], m);
+                all = add_scaled(all, value, scale, affine[j], m);
             }
         }
     }
@@ -289,14 +294,15 @@ struct GroupTile : WholePanels {
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
                            float* out) {
+        // Panels that are multiplied at a time: registers hold what all of eight come to, not their words beside it.
+        constexpr int Q = P == 8 ? 1 : P;
+        constexpr int N = Format::TOGETHER, HALF = Format::SPLIT ? LINES / 2 : 0;
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t *first = l.weight + panel * stride, *w = first;
         RowCursor a(x.at, x.stride), meta(x.at + row_words(l), x.stride);
         Sums<vf, R, P> total;
-        Affine affine[P * PANEL_VECS];
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
-        constexpr int N = Format::TOGETHER;
         for (int64_t g = 0; g < n_groups;
              g += N, w += N * LINES * PANEL, a.advance(N * GROUP * Dots::WORDS), meta.advance(sizeof(GroupMeta))) {
             if (R > FEW_ROWS)
@@ -304,29 +310,34 @@ struct GroupTile : WholePanels {
             else
                 ask_ahead<P>(l, next, first, g * LINES * PANEL, N * LINES, SINGLE > 0);
             for (int i = 0; i < N; ++i) next.ask();
-            constexpr int HALF = Format::SPLIT ? LINES / 2 : 0;
-            Sums<vi, R, P> sums;
-            Sums<vf, R, P> low;
-            if (Format::SPLIT) {
-                load_affine<P>(l, panel, g, n_groups, 0, affine);
-                add_group<R, P>(sums, w, stride, a, meta, 0, HALF);
-                for (int r = 0; r < R; ++r)
-                    for (int j = 0; j < P * PANEL_VECS; ++j) low.at[r][j] = to_float(sums.at[r][j]) * affine[j].scale;
+#pragma GCC unroll 8
+            for (int p = 0; p < P; p += Q) {
+                const uint32_t* const words = w + p * stride;
+                Sums<vi, R, Q> sums;
+                Sums<vf, R, Q> low;
+                Affine affine[Q * PANEL_VECS];
+                if (Format::SPLIT) {
+                    load_affine<Q>(l, panel + p, g, n_groups, 0, affine);
+                    add_group<R, Q>(sums, words, stride, a, meta, 0, HALF);
+                    for (int r = 0; r < R; ++r)
+                        for (int j = 0; j < Q * PANEL_VECS; ++j) low.at[r][j] = to_float(sums.at[r][j]) * affine[j].scale;
+                }
+                if (!Format::WHOLE) load_affine<Q>(l, panel + p, g, n_groups, Format::SPLIT, affine);
+                if (N == 2 && R <= FEW_ROWS) {
+                    add_group<R, Q>(sums, words, stride, a, meta, 0, LINES);
+                    Sums<vi, R, Q> more;
+                    clear(more);
+                    if (g + 1 < n_groups) add_lines<R, Q>(more, words, stride, a, LINES, LINES);
+                    for (int r = 0; r < R; ++r)
+                        for (int j = 0; j < Q * PANEL_VECS; ++j) sums.at[r][j] += more.at[r][j];
+                } else if (N == 1 || g + N <= n_groups)
+                    add_group<R, Q>(sums, words, stride, a, meta, HALF, N * LINES - HALF);
+                else
+                    add_group<R, Q>(sums, words, stride, a, meta, 0, LINES);
+                scale_group<Q>(total, p, sums, low, affine, meta);
             }
-            if (!Format::WHOLE) load_affine<P>(l, panel, g, n_groups, Format::SPLIT, affine);
-            if (N == 2 && R <= FEW_ROWS) {
-                add_group<R, P>(sums, w, stride, a, meta, 0, LINES);
-                Sums<vi, R, P> more;
-                clear(more);
-                if (g + 1 < n_groups) add_lines<R, P>(more, w, stride, a, LINES, LINES);
-                for (int r = 0; r < R; ++r)
-                    for (int j = 0; j < P * PANEL_VECS; ++j) sums.at[r][j] += more.at[r][j];
-            } else if (N == 1 || g + N <= n_groups)
-                add_group<R, P>(sums, w, stride, a, meta, HALF, N * LINES - HALF);
-            else
-                add_group<R, P>(sums, w, stride, a, meta, 0, LINES);
-            scale_group<R, P>(total, sums, low, affine, meta);
         }
+        Affine affine[P * PANEL_VECS];
         if (Format::WHOLE) load_affine<P>(l, panel, 0, n_groups, 0, affine);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j)
