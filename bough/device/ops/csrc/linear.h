@@ -94,7 +94,7 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
                 rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
     };
     if constexpr (Tile::SINGLE > 0) {
-        for (; read_streams(n, l.n_in) && panel + STREAMS <= end; panel += STREAMS)
+        for (; reads_streams(l, n) && panel + STREAMS <= end; panel += STREAMS)
             rows_of_panels<Tile, STREAMS, FEW_ROWS>(l, x, n, panel, after(panel + STREAMS), out, out_stride);
         if (!ASKS_FOR_ALL) one_by_one();
     }
@@ -230,10 +230,10 @@ INLINE int64_t asking_turns(const PackedLinear& l, int64_t n, int64_t panels) {
         return ceil_div(n, digits ? Digits::ROWS : AMX_ROWS) * ceil_div(panels, n <= TILE_ROWS && !digits ? 4 : 2) *
                ceil_div(input_words(l), TILE_WORDS);
 #endif
-    const bool few = !dense && n <= single_rows(has_four_bits(l)), streams = few && read_streams(n, l.n_in);
+    const bool single = !dense && !ASKS_FOR_ALL && n <= single_rows(has_four_bits(l));
     const bool wide = ((dense && WIDE_DENSE_ROWS) || rotated) && are_wide(n, input_words(l));
-    const int64_t at_a_time = streams ? STREAMS
-                              : few && !ASKS_FOR_ALL ? 1
+    const int64_t at_a_time = reads_streams(l, n) ? STREAMS
+                              : single ? 1
                               : wide ? WIDE_PANELS
                               : dense && n <= FEW_DENSE_ROWS ? FEW_PANELS
                                      : dense || rotated ? DENSE_PANELS : GROUP_PANELS;

@@ -48,11 +48,15 @@ struct CompactTile {
         const Stray* next[P];
         int64_t due[P];
 
+        // Asks for those of the next panels: whoever begins with them would wait.
         INLINE Strays(const PackedLinear& l, int64_t panel) {
             for (int p = 0; p < P; ++p) {
-                table[p] = _mm512_loadu_si512((const uint16_t*)l.scale + (panel + p) * 2 * CODES);
+                const uint16_t* codes = (const uint16_t*)l.scale + (panel + p) * 2 * CODES;
+                table[p] = _mm512_loadu_si512(codes);
                 next[p] = (const Stray*)l.sub + (panel + p) * strays_of(l.n_in);
                 due[p] = next[p]->unit;
+                __builtin_prefetch(codes + P * 2 * CODES, 0, 2);
+                __builtin_prefetch(next[p] + P * strays_of(l.n_in), 0, 2);
             }
         }
 

@@ -255,8 +255,10 @@ struct FewCompactTile : CompactTile {
         CompactGroups<P> weights(l, panel);
         const uint32_t* const begin = weights.at;
         RowCursor a(x.at, x.stride), scales(x.at + input_words(l), x.stride);
+        const Beside exponents(exponents_of(l, panel + P), exponents_of(l, panel + 2 * P), weights.groups);
         memset(out, 0, R * P * PANEL * sizeof(float));
         for (int64_t unit = 0, end; unit < units; unit = end, scales.advance(sizeof(float))) {
+            exponents.ask(unit / weights.UNITS);
             end = unit + weights.UNITS < units ? unit + weights.UNITS : units;
             const FixedScales<P> group(weights.exponents, weights.groups * PANEL);
             if (__builtin_expect(!weights.begin(), 0)) {

@@ -36,9 +36,9 @@ constexpr bool ASKS_FOR_ALL = WIDTH > 4 && WIDENS_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int STREAMS = ASKS_FOR_ALL ? 8 : 4;    // panels
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
-INLINE bool read_streams(int64_t rows, int64_t inputs) {
-    if (ASKS_FOR_ALL) return rows == 1 || (rows == 2 && inputs >= LONG_INPUTS);
-    return rows <= FEW_ROWS && inputs > LONG_INPUTS;
+INLINE bool reads_streams(const PackedLinear& l, int64_t rows) {
+    if (l.kind == LINEAR_BF16 || GROUP_PANELS == 1 || rows > FEW_ROWS) return false;
+    return ASKS_FOR_ALL ? rows == 1 || l.n_in >= LONG_INPUTS : l.n_in > LONG_INPUTS;
 }
 
 // So few rows have too few chains of sums in work with one panel at a time.
@@ -170,6 +170,7 @@ struct RotatedTile : WholePanels {
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
         const int64_t words = input_words(l);
         const uint32_t* w = l.weight + panel * words * PANEL;
+        for (int p = 0; p < P; ++p) __builtin_prefetch((const float*)l.scale + (panel + p) * PANEL);
         constexpr int CHAINS = R * P * PANEL_VECS < 4 ? 2 : 1;
         RowCursor a(x.at, x.stride);
         Sums<vi, R, P> sums[CHAINS];
@@ -197,6 +198,21 @@ struct RotatedTile : WholePanels {
         const auto value = rotated_sums<P>(l, x, panel, !LOSES_ZERO<255>, out);
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < P * PANEL; i += WIDTH) storef(out + r * P * PANEL + i, value(r, i));
+    }
+};
+
+// What the next panels have beside their weights, asked for a part at a time: of several panels, more places than a processor
+// foresees.
+struct Beside {
+    const char* at = nullptr;
+    int64_t step = 0;    // bytes
+
+    Beside() = default;
+    INLINE Beside(const void* begin, const void* end, int64_t turns)
+        : at((const char*)begin), step(ceil_div((const char*)end - at, turns)) {}
+
+    INLINE void ask(int64_t turn) const {
+        for (int64_t i = 0; i < step; i += Wanted::LINE) __builtin_prefetch(at + turn * step + i, 0, 2);
     }
 };
 
@@ -303,6 +319,11 @@ struct GroupTile : WholePanels {
         Sums<vf, R, P> total;
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
+        Beside scales = {}, supers = {};
+        if constexpr (P == 8 && !Format::WHOLE)
+            scales = {Format::scales(l, panel + P, 0, n_groups), Format::scales(l, panel + 2 * P, 0, n_groups), n_groups};
+        if constexpr (P == 8 && Format::SUPERS)
+            supers = {Format::supers(l, panel + P, 0, n_groups), Format::supers(l, panel + 2 * P, 0, n_groups), n_groups};
         for (int64_t g = 0; g < n_groups;
              g += N, w += N * LINES * PANEL, a.advance(N * GROUP * Dots::WORDS), meta.advance(sizeof(GroupMeta))) {
             if (R > FEW_ROWS)
@@ -310,6 +331,8 @@ struct GroupTile : WholePanels {
             else
                 ask_ahead<P>(l, next, first, g * LINES * PANEL, N * LINES, SINGLE > 0);
             for (int i = 0; i < N; ++i) next.ask();
+            scales.ask(g);
+            supers.ask(g);
 #pragma GCC unroll 8
             for (int p = 0; p < P; p += Q) {
                 const uint32_t* const words = w + p * stride;

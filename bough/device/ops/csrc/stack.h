@@ -303,9 +303,8 @@ struct Stack {
 
     template <typename Then>
     void gate_up(const LinearParts& l, const LoraTable* lora, const Next& next, const Then& then, Mine& mine) const {
-        constexpr int64_t WIDE = GATED_PANELS * PANEL;
         const int64_t half = panels.count(l) / 2, size = call.intermediate_size, at_a_time = panels.gated_chunk(l);
-        const int64_t most = panels.gated_rows(l), blocks = ceil_div(tokens(), most);
+        const int64_t most = panels.gated_rows(l), blocks = ceil_div(tokens(), most), width = at_a_time * PANEL;
         PreparedRows found[MOST_PARTS];
         inputs.find(l, normed, found);
         shrink(l, lora, normed, mine);
@@ -313,9 +312,9 @@ struct Stack {
         want(l, 2 * half, next, mine);
         foresee(next, mine);
         stage(half, at_a_time, [&](int64_t first, int64_t last) {
-            T* gate = (T*)scratch(SCRATCH_GATED, 2 * most * WIDE * sizeof(T));
+            T* gate = (T*)scratch(SCRATCH_GATED, 2 * most * width * sizeof(T));
             if (!gate) __builtin_trap();
-            T* up = gate + most * WIDE;
+            T* up = gate + most * width;
             const int64_t begin = first * PANEL, end = last * PANEL < size ? last * PANEL : size;
             const Panels::Place values = panels.place(l, half + first, half + last);
             const Panels::Place after = follows(l, last, at_a_time, own_end, next, mine);
@@ -326,14 +325,14 @@ struct Stack {
                                             : block + 1 < blocks ? Panels::Place{}
                                                                  : after;
                 // slice() counts columns from the first of all: gates begin at 0, the others at `size`.
-                slice(l, lora, found, t, rows, first, last, block ? Panels::Place{} : values, gate - begin, WIDE, mine);
-                slice(l, lora, found, t, rows, half + first, half + last, later, up - begin - size, WIDE, mine);
+                slice(l, lora, found, t, rows, first, last, block ? Panels::Place{} : values, gate - begin, width, mine);
+                slice(l, lora, found, t, rows, half + first, half + last, later, up - begin - size, width, mine);
                 for (int64_t i = 0; i < rows; ++i) {
                     T* to = (T*)call.act + (t + i) * size + begin;
                     if (call.gelu)
-                        gated_row<true>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                        gated_row<true>(gate + i * width, up + i * width, to, end - begin);
                     else
-                        gated_row<false>(gate + i * WIDE, up + i * WIDE, to, end - begin);
+                        gated_row<false>(gate + i * width, up + i * width, to, end - begin);
                 }
             }
         }, then, mine);
