@@ -48,7 +48,7 @@ struct CompactTile {
         const Stray* next[P];
         int64_t due[P];
 
-        // Asks for those of the next panels: whoever begins with them would wait.
+        // Asks for what those of the next panels begin with, where they would be waited for.
         INLINE Strays(const PackedLinear& l, int64_t panel) {
             for (int p = 0; p < P; ++p) {
                 const uint16_t* codes = (const uint16_t*)l.scale + (panel + p) * 2 * CODES;

@@ -310,8 +310,9 @@ struct GroupTile : WholePanels {
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next,
                            float* out) {
-        // Panels that are multiplied at a time: registers hold what all of eight come to, not their words beside it.
-        constexpr int Q = P == 8 ? 1 : P;
+        // Panels that are multiplied at a time: of those read side by side, registers hold little more than the totals.
+        constexpr bool SIDE_BY_SIDE = ASKS_FOR_ALL && P == STREAMS;
+        constexpr int Q = SIDE_BY_SIDE ? 1 : P;
         constexpr int N = Format::TOGETHER, HALF = Format::SPLIT ? LINES / 2 : 0;
         const int64_t n_groups = n_groups_of(l), stride = n_groups * LINES * PANEL;
         const uint32_t *first = l.weight + panel * stride, *w = first;
@@ -319,10 +320,10 @@ struct GroupTile : WholePanels {
         Sums<vf, R, P> total;
         clear(total);
         for (int p = 0; Format::WHOLE && p < P; ++p) __builtin_prefetch(Format::scales(l, panel + p, 0, n_groups));
-        Beside scales = {}, supers = {};
-        if constexpr (P == 8 && !Format::WHOLE)
+        Beside scales, supers;
+        if constexpr (SIDE_BY_SIDE && !Format::WHOLE)
             scales = {Format::scales(l, panel + P, 0, n_groups), Format::scales(l, panel + 2 * P, 0, n_groups), n_groups};
-        if constexpr (P == 8 && Format::SUPERS)
+        if constexpr (SIDE_BY_SIDE && Format::SUPERS)
             supers = {Format::supers(l, panel + P, 0, n_groups), Format::supers(l, panel + 2 * P, 0, n_groups), n_groups};
         for (int64_t g = 0; g < n_groups;
              g += N, w += N * LINES * PANEL, a.advance(N * GROUP * Dots::WORDS), meta.advance(sizeof(GroupMeta))) {

@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t STACK_CHUNK = DENSE_PANELS > FEW_PANELS ? DENSE_PANELS : FEW_PANELS;
 constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer that a thread reads ahead: an eighth of a cache
 
-// Tokens whose gates and values wait for each other, and the most panels of both that they are of.
+// Tokens whose gates and values wait for each other, and the most panels of each that tiles multiply meanwhile.
 #if defined(BOUGH_AMX)
 constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS, GATED_PANELS = 16;
 #else
@@ -31,7 +31,7 @@ struct Panels {
 
     // How many of n panels are handed out at a time, `most` of those that stay there.
     int64_t chunk(const LinearParts& l, int64_t n, int64_t most) const {
-        if (!are_blocks(l)) return reads_streams(*l.part[0], tokens) ? STREAMS : STACK_CHUNK;
+        if (!are_blocks(l)) return reads_streams(*l.part[0], tokens) && n >= 2 * STREAMS * threads ? STREAMS : STACK_CHUNK;
         const int64_t share = ceil_div(n, threads), pairs = most < 4 ? 1 : most / 2;
         return 2 * ceil_div(ceil_div(share, 2), ceil_div(ceil_div(share, 2), pairs));
     }
