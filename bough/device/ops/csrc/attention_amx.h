@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "tile.h"
+#include "transpose.h"
 
 namespace {
 

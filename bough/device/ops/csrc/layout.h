@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mix.h"
+#include "transpose.h"
 #include "units.h"
 
 namespace {

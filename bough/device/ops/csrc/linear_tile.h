@@ -36,6 +36,7 @@ constexpr bool ASKS_FOR_ALL = WIDTH > 4 && WIDENS_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int STREAMS = ASKS_FOR_ALL ? 8 : 4;    // panels
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
+// Whether rows read STREAMS panels side by side.
 INLINE bool reads_streams(const PackedLinear& l, int64_t rows) {
     if (l.kind == LINEAR_BF16 || GROUP_PANELS == 1 || rows > FEW_ROWS) return false;
     return ASKS_FOR_ALL ? rows == 1 || l.n_in >= LONG_INPUTS : l.n_in > LONG_INPUTS;
@@ -198,21 +199,6 @@ struct RotatedTile : WholePanels {
         const auto value = rotated_sums<P>(l, x, panel, !LOSES_ZERO<255>, out);
         for (int r = 0; r < R; ++r)
             for (int i = 0; i < P * PANEL; i += WIDTH) storef(out + r * P * PANEL + i, value(r, i));
-    }
-};
-
-// What the next panels have beside their weights, asked for a part at a time: of several panels, more places than a processor
-// foresees.
-struct Beside {
-    const char* at = nullptr;
-    int64_t step = 0;    // bytes
-
-    Beside() = default;
-    INLINE Beside(const void* begin, const void* end, int64_t turns)
-        : at((const char*)begin), step(ceil_div((const char*)end - at, turns)) {}
-
-    INLINE void ask(int64_t turn) const {
-        for (int64_t i = 0; i < step; i += Wanted::LINE) __builtin_prefetch(at + turn * step + i, 0, 2);
     }
 };
 

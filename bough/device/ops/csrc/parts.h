@@ -12,10 +12,11 @@ constexpr int64_t FORESEEN = 1 << 16;    // words of a stretch of the next layer
 
 // Tokens whose gates and values wait for each other, and the most panels of each that tiles multiply meanwhile.
 #if defined(BOUGH_AMX)
-constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS, GATED_PANELS = 16;
+constexpr int64_t GATED_ROWS = 3 * AMX_ROWS, MOST_GATED_ROWS = 12 * AMX_ROWS;
 #else
-constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS, GATED_PANELS = STACK_CHUNK;
+constexpr int64_t GATED_ROWS = 8 * LINEAR_ROWS;
 #endif
+constexpr int64_t GATED_PANELS = 16;
 
 // How panels are divided among threads, and where they lie. An index counts the panels of all parts.
 struct Panels {

@@ -3,6 +3,7 @@
 
 #include "cells.h"
 #include "linear.h"
+#include "transpose.h"
 
 namespace {
 

@@ -120,4 +120,19 @@ struct NextPanels {
     }
 };
 
+// What the next panels have beside their weights, asked for a part at a time: of several panels, more places than a processor
+// foresees.
+struct Beside {
+    const char* at = nullptr;
+    int64_t step = 0;    // bytes
+
+    Beside() = default;
+    INLINE Beside(const void* begin, const void* end, int64_t turns)
+        : at((const char*)begin), step(ceil_div((const char*)end - at, turns)) {}
+
+    INLINE void ask(int64_t turn) const {
+        for (int64_t i = 0; i < step; i += Wanted::LINE) __builtin_prefetch(at + turn * step + i, 0, 2);
+    }
+};
+
 }  // namespace
