@@ -220,16 +220,18 @@ MODELS = [
     config_of((4, 2, 16), 64, 96, True),
     config_of((4, 1, 32), 72, 100, True),
     config_of((1, 1, 16), 16, 32, False),  # layers of one panel
+    config_of((4, 2, 32), 2048, 1000, True),  # inputs of which two rows are few
 ]
 STEPS: list[Step] = [
     ([1], [1], 0), ([300], [1], 5), ([7, 130, 1, 64], [1, 1, 1, 1], 5), ([20, 9], [3, 1], 2),
-    ([30, 20, 9], [5, 3, 1], 2), ([100], [64], 5), ([530, 540], [1, 2], 520), ([190, 53, 10], [130, 50, 1], 3),
+    ([30, 20, 9], [5, 3, 1], 2), ([100], [64], 5), ([530, 540], [1, 2], 520), ([20, 9], [1, 1], 2),
+    ([190, 53, 10], [130, 50, 1], 3),
 ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("scheme", [bf16, parts, kinds])
-@pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32", "1/1x16"])
+@pytest.mark.parametrize("config", MODELS, ids=["9/3x64", "4/2x16", "4/1x32", "1/1x16", "4/2x32"])
 def test_one_call_equals_op_after_op(isa: str, config: dict[str, Any], scheme: Callable[[Ops], Scheme]) -> None:
     library = load().library
     assert library is not None
