@@ -93,11 +93,10 @@ void slice_of(const PackedLinear& l, const PreparedRows& x, int64_t n, int64_t p
             for (; n <= Tile::SINGLE && panel < end; ++panel)
                 rows_of_panels<Tile, 1, Tile::SINGLE>(l, x, n, panel, after(panel + 1), out, out_stride);
     };
-    if constexpr (Tile::SINGLE > 0) {
+    if constexpr (Tile::STREAMED)
         for (; reads_streams(l, n) && panel + STREAMS <= end; panel += STREAMS)
-            rows_of_panels<Tile, STREAMS, FEW_ROWS>(l, x, n, panel, after(panel + STREAMS), out, out_stride);
-        if (!ASKS_FOR_ALL) one_by_one();
-    }
+            rows_of_panels<Tile, STREAMS, STREAM_ROWS>(l, x, n, panel, after(panel + STREAMS), out, out_stride);
+    if (!ASKS_FOR_ALL) one_by_one();
     if constexpr (Tile::WIDE > 0)
         for (; are_wide(n, input_words(l)) && panel + WIDE_PANELS <= end; panel += WIDE_PANELS)
             rows_of_panels<Tile, WIDE_PANELS, Tile::WIDE>(l, x, n, panel, after(panel + WIDE_PANELS), out, out_stride);

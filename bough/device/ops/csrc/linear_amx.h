@@ -203,7 +203,7 @@ struct AmxBlock {
             if (later)
                 later->ask();
             else
-                for (int j = 0; j < TILE_WORDS; ++j) next.ahead<P>(weight, (i + j) * PANEL, ahead_words(next.stride));
+                next.ahead<P>(weight, i * PANEL, TILE_WORDS, ahead_words(next.stride));
             next.ask();
             tile_load<4>(x.at + i, stride);
             if constexpr (TWO) tile_load<5>(second + i, stride);

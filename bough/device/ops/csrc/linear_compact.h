@@ -33,6 +33,7 @@ constexpr bool READS_COMPACT = true;
 struct CompactTile {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS ? WIDE_COMPACT_ROWS : 0;
+    static constexpr bool STREAMED = false;
     static constexpr int INTO = 0xea;    // (x & y) | z
     typedef PreparedPairDots Dots;
 
@@ -107,8 +108,7 @@ struct CompactTile {
         clear(sums);
         Strays<P> strays(l, panel);
         for (int64_t unit = 0; unit < units; ++unit, w += COMPACT_WORDS, a.advance(4 * UNIT * Dots::WORDS)) {
-            for (int i = 0; i < UNIT_LINES; ++i)
-                next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
+            next.ahead<P>(begin, unit * COMPACT_WORDS, UNIT_LINES, ahead_words(next.stride));
             next.ask();
 #pragma GCC unroll 4
             for (int p = 0; p < P; ++p) {

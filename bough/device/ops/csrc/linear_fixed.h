@@ -68,6 +68,7 @@ INLINE const uint8_t* exponents_of(const PackedLinear& l, int64_t panel) {
 struct FewTile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS, ROWS = DENSE_ROWS, FEW = FEW_DENSE_ROWS;
     static constexpr int64_t SINGLE = 0, WIDE = 0;
+    static constexpr bool STREAMED = false;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
@@ -91,8 +92,7 @@ struct FewTile : WholePanels {
             int i = 0;
             for (; i + LOOK_WORDS <= count; i += LOOK_WORDS, w += LOOK_WORDS * PANEL, a.advance(4 * LOOK_WORDS)) {
                 if (R <= FEW_ROWS)
-                    for (int k = 0; k < LOOK_WORDS; ++k)
-                        next.ahead<P>(begin, (first + i + k) * PANEL, ahead_words(next.stride));
+                    next.ahead<P>(begin, (first + i) * PANEL, LOOK_WORDS, ahead_words(next.stride));
                 else
                     next.touch<P>((first + i) * PANEL, LOOK_WORDS);
                 next.ask();
@@ -273,8 +273,7 @@ struct FewCompactTile : CompactTile {
             Sums<vi, R, P> sums;
             clear(sums);
             for (; unit < end; ++unit, weights.advance(), a.advance(4 * UNIT)) {
-                for (int i = 0; i < UNIT_LINES; ++i)
-                    next.ahead<P>(begin, unit * COMPACT_WORDS + i * PANEL, ahead_words(next.stride));
+                next.ahead<P>(begin, unit * COMPACT_WORDS, UNIT_LINES, ahead_words(next.stride));
                 next.ask();
 #pragma GCC unroll 4
                 for (int p = 0; p < P; ++p) {

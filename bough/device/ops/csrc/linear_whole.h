@@ -147,8 +147,7 @@ struct WholeTile : WholePanels {
         for (int r = 0; r < R; ++r)
             for (int d = 0; d < QUAD; ++d) upper[r][d] = lower[r][d] = __m512i{};
         each_whole_block<false>(l, panel, 0, whole_blocks(l), [&](int64_t block, const WholeTables& tables) {
-#pragma GCC unroll 4
-            for (int d = 0; d < QUAD; ++d) next.template ahead<1>(w, (block * QUAD + d) * PANEL, AHEAD_WORDS);
+            next.template ahead<1>(w, block * QUAD * PANEL, QUAD, AHEAD_WORDS);
             next.ask();
 #pragma GCC unroll 4
             for (int d = 0; d < QUAD; ++d) {

@@ -102,12 +102,13 @@ struct NextPanels {
             for (int i = 0; i < WANTED; ++i) others[i].ask();
     }
 
-    // Of few rows: the lines that are read `words` after word `from` of the present panels, which begin at `w`.
+    // Of few rows: what is read `words` after the `lines` from word `from` on of the present panels, which begin at `w`.
     template <int P>
-    INLINE void ahead(const uint32_t* w, int64_t from, int64_t words) const {
+    INLINE void ahead(const uint32_t* w, int64_t from, int lines, int64_t words) const {
         from += words;
         const uint32_t* begin = from < stride ? w + from : at + (from - stride);
-        for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
+        for (int i = 0; i < lines; ++i, begin += PANEL)
+            for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
     }
 
     // Of more rows, which take turns with the same panels: the lines that correspond to `lines` from word `from` of the
