@@ -32,22 +32,17 @@ constexpr int GROUP_PANELS = WIDTH == 16 ? 2 : 1;
 // multiplied a tenth to a quarter faster so (Zen 3). With AVX-512 and no bfloat16, which is Intel's alone, up to six rows of 4
 // bits are no slower, and one row, or two long ones, read several panels side by side: memory answers the faster the more
 // pages are asked for at a time (Ice Lake, two threads: 23 GB/s of two panels, 25 of four, 28 of eight). With vectors of 8
-// floats it is one row of bytes that does; with 4 bits it waits for products, and for sums that leave the registers (Zen 3).
+// floats one row of bytes without groups does; groups would wait for sums that leave the registers (Zen 3).
 constexpr bool ASKS_FOR_ALL = WIDTH > 4 && WIDENS_PAIRS;
 constexpr int64_t FEW_ROWS = 2, LONG_INPUTS = 2048;
 constexpr int STREAMS = ASKS_FOR_ALL && WIDTH == 16 ? 8 : 4;    // panels
 constexpr int64_t STREAM_ROWS = WIDTH == 16 ? FEW_ROWS : 1;
 constexpr int64_t single_rows(bool four_bits) { return GROUP_PANELS == 1 ? 0 : four_bits ? LINEAR_ROWS : FEW_ROWS; }
-constexpr bool streams(bool four_bits) { return WIDTH == 16 || (WIDTH == 8 && !four_bits); }
-
-INLINE bool has_four_bits(const PackedLinear& l) {
-    return l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K ||
-           l.kind == LINEAR_Q4_WHOLE;
-}
+constexpr bool streams(bool rotated) { return WIDTH == 16 || (WIDTH == 8 && rotated); }
 
 // Whether rows read STREAMS panels side by side.
 INLINE bool reads_streams(const PackedLinear& l, int64_t rows) {
-    if (l.kind == LINEAR_BF16 || rows > STREAM_ROWS || !streams(has_four_bits(l))) return false;
+    if (l.kind == LINEAR_BF16 || rows > STREAM_ROWS || !streams(l.kind == LINEAR_ROTATED)) return false;
     return ASKS_FOR_ALL ? rows == 1 || l.n_in >= LONG_INPUTS : l.n_in > LONG_INPUTS;
 }
 
@@ -123,6 +118,11 @@ INLINE void add_words(Sums<vf, R, P>& sums, const uint32_t* w, int64_t words, co
     }
 }
 
+INLINE bool has_four_bits(const PackedLinear& l) {
+    return l.kind == LINEAR_Q4 || l.kind == LINEAR_Q4_MIN || l.kind == LINEAR_Q4_ZERO || l.kind == LINEAR_Q4_K ||
+           l.kind == LINEAR_Q4_WHOLE;
+}
+
 // Words of weight in a panel.
 INLINE int64_t panel_words(const PackedLinear& l) { return input_words(l) / (has_four_bits(l) ? 2 : 1) * PANEL; }
 
@@ -168,7 +168,7 @@ INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t p
 struct RotatedTile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = single_rows(false), WIDE = WIDE_ROWS;
-    static constexpr bool STREAMED = streams(false);
+    static constexpr bool STREAMED = streams(true);
     static constexpr int WORDS = AHEAD_LINES;   // that pass between two looks at what is to be asked for
     typedef DotsOf<255>::type Dots;
 
@@ -211,7 +211,7 @@ template <typename Format>
 struct GroupTile : WholePanels {
     static constexpr int PANELS = GROUP_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = single_rows(Format::BITS == 4), WIDE = 0;
-    static constexpr bool STREAMED = streams(Format::BITS == 4);
+    static constexpr bool STREAMED = streams(false);
     static constexpr int LINES = GROUP / 4 * Format::BITS / 8;      // words of weight for 32 inputs
     static constexpr int HELD_LINES = HELD_WORDS<Format::MOST> * Format::BITS / 8;
     static_assert(HELD_LINES == 0 || (Format::SPLIT ? LINES / 2 : LINES) % HELD_LINES == 0, "whole groups are held");

@@ -102,10 +102,11 @@ struct NextPanels {
             for (int i = 0; i < WANTED; ++i) others[i].ask();
     }
 
-    // Of few rows: what is read `words` after the `lines` from word `from` on of the present panels, which begin at `w`.
+    // Of few rows: what is read `words` after the `lines` from word `from` on of the present panels, which begin at `w`, or as
+    // many of them as are whole times `lines`: all of these lie in one panel, then.
     template <int P>
     INLINE void ahead(const uint32_t* w, int64_t from, int lines, int64_t words) const {
-        from += words;
+        from += words - words % (lines * PANEL);
         const uint32_t* begin = from < stride ? w + from : at + (from - stride);
         for (int i = 0; i < lines; ++i, begin += PANEL)
             for (int p = 0; p < P; ++p) __builtin_prefetch(begin + p * stride, 0, 2);
