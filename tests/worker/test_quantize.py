@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,12 @@ def logprobs(driver: Any, n: int = 6, chunk: int = 0, first: int = 0) -> list[di
 
 
 def distances(a: list[dict[int, float]], b: list[dict[int, float]]) -> list[float]:
-    """The largest difference of each prompt."""
+    """The largest difference of each prompt, none of which is NaN."""
     found = []
     for x, y in zip(a, b, strict=True):
         common = x.keys() & y.keys()
         assert len(common) >= 3
+        assert all(math.isfinite(x[token] - y[token]) for token in common)
         found.append(max(abs(x[token] - y[token]) for token in common))
     return found
 
@@ -48,7 +50,7 @@ def test_kernels_equal_the_reference(
     slow = make_driver(folder, quantize=quantize)
     fast = make_driver(folder, quantize=quantize, kernels="auto")
     found = [d for first in range(6) for d in distances(logprobs(slow, first=first), logprobs(fast, first=first))]
-    assert sorted(found)[-3] < 1e-4, found
+    assert sorted(found)[-3] < 1e-4 and max(found) < 0.3, found
 
 
 @pytest.mark.parametrize("quantize", ["auto", "int8"])
