@@ -216,6 +216,23 @@ def test_the_largest_sums_do_not_overflow(ops: Ops, kind: Kind) -> None:
             check(everywhere, None, x.repeat(n // 2, 1), ops.packed_linear(everywhere, None)(x.repeat(n // 2, 1)))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("n_out", [16, 70])
+def test_pairs_of_inputs_of_any_size_beside_the_largest_weights(ops: Ops, n_out: int, sign: int) -> None:
+    """Row s has pairs of bytes that come to s: 16 bits hold 255 times 128, and not 255 times 129."""
+    sums = torch.arange(255)
+    pairs = torch.stack((sums // 2, sums - sums // 2), dim=1)
+    bytes_of = sign * pairs.repeat(1, 2 * BLOCK).float()
+    bytes_of[:, :2] = torch.tensor([127, -127])  # the step is 1
+    x = transform(bytes_of) / BLOCK
+    assert torch.equal(transform(x), bytes_of)
+    weight = random_weight(Kind.ROTATED, n_out, x.shape[1])
+    weight.weight.fill_(-1)
+    apply, values = ops.packed_linear(weight, None), factors(weight).double()
+    for n in (1, 5, 255):
+        check(weight, None, x, torch.cat([apply(rows) for rows in x.split(n)]), values)
+
+
 @pytest.mark.parametrize("n_in", [1, 30, 64, 200])
 def test_the_transform_is_hadamards(n_in: int) -> None:
     matrix = torch.ones(1, 1, dtype=torch.float64)

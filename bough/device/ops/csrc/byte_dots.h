@@ -5,12 +5,18 @@
 // weights up to 255 come without the 128 that their kinds have for a zero. x86 without VNNI adds pairs of products of an
 // unsigned and a signed byte in 16 bits, which hold several of small weights. Of weights up to 255 they hold one pair, if the
 // inputs, which never are -128, are the unsigned ones, and the weights take their signs: a row then has two words for four
-// inputs. ARM without dot products holds one pair as well, of bytes that are signed both.
+// inputs. Where few inputs are large, weights stay the unsigned ones, and of pairs that are too large the second input is
+// multiplied later. ARM without dot products holds one pair as well, of bytes that are signed both.
 #pragma once
 
 #include "vec.h"
 
 namespace {
+
+// Of one word of inputs of a row, those that are multiplied with its weights after all others.
+struct Late {
+    uint32_t word, inputs;
+};
 
 #if defined(__aarch64__)
 struct ByteDots {
@@ -72,6 +78,32 @@ struct ByteDots {
     }
 };
 
+// Two products stay within 16 bits where the inputs come to 128 at most, either way: few of a rotated row do not.
+struct RotatedDots {
+    static constexpr int WORDS = 1;
+
+    static INLINE vi multiply(vi acc, vu w, const uint32_t* a) { return in_turn(add_halves(acc, pairs_of_bytes(w, *a - vu{}))); }
+
+    // Takes the second inputs of pairs that are too large out of n words, a multiple of 4; returns the number of words that
+    // are put into `late`.
+    static INLINE int put_off(uint32_t* inputs, int64_t n, Late* late) {
+        int count = 0;
+        for (int64_t i = 0; i < n; i += 4) {
+            const __m128i x = _mm_loadu_si128((const __m128i*)(inputs + i));
+            const __m128i size = _mm_abs_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), x));
+            const __m128i too_large = _mm_cmpgt_epi16(size, _mm_set1_epi16(128));
+            if (__builtin_expect(!_mm_movemask_epi8(too_large), 1)) continue;
+            const __m128i second = _mm_and_si128(_mm_and_si128(x, too_large), _mm_set1_epi16((short)0xff00));
+            _mm_storeu_si128((__m128i*)(inputs + i), _mm_xor_si128(x, second));
+            uint32_t words[4];
+            _mm_storeu_si128((__m128i*)words, second);
+            for (int j = 0; j < 4; ++j)
+                if (words[j]) late[count++] = {(uint32_t)i + j, words[j]};
+        }
+        return count;
+    }
+};
+
 // Sums stay in halves of words until add() is called.
 struct HeldDots {
     static constexpr int WORDS = 1;
@@ -89,6 +121,12 @@ struct ByteDots {
 
     static INLINE vi multiply(vi acc, vu w, const uint32_t* a) { return dot_bytes(acc, w, *a); }
 };
+#endif
+#if defined(BOUGH_HOLDS_DOTS)
+constexpr bool PUTS_OFF = true;
+#else
+constexpr bool PUTS_OFF = false;
+typedef ByteDots RotatedDots;
 #endif
 
 // For weights up to MOST: the words whose products are held in halves, how they are multiplied, and whether they lose 128

@@ -30,10 +30,9 @@ INLINE int64_t units_of(const PackedLinear& l) { return l.n_in / (2 * UNIT); }
 #if defined(__AVX512F__) && !defined(BOUGH_AMX)
 constexpr bool READS_COMPACT = true;
 
-struct CompactTile {
+struct CompactTile : AnyTile {
     static constexpr int PANELS = DENSE_PANELS, ROWS = LINEAR_ROWS, FEW = 0;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS ? WIDE_COMPACT_ROWS : 0;
-    static constexpr bool STREAMED = false;
     static constexpr int INTO = 0xea;    // (x & y) | z
     typedef PreparedPairDots Dots;
 

@@ -68,7 +68,6 @@ INLINE const uint8_t* exponents_of(const PackedLinear& l, int64_t panel) {
 struct FewTile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS, ROWS = DENSE_ROWS, FEW = FEW_DENSE_ROWS;
     static constexpr int64_t SINGLE = 0, WIDE = 0;
-    static constexpr bool STREAMED = false;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {

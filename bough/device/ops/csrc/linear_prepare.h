@@ -2,9 +2,10 @@
 //
 // A prepared row is
 //   uint32 [words]        pairs of bf16, or of whole numbers where FIXES_PAIRS, or else two floats for each where WIDENS_PAIRS;
-//                         or four signed bytes, for weights of eight bits as ByteDots wants them; of Q4_WHOLE the upper digits
-//                         of all inputs, then the lower ones
+//                         or four signed bytes, as ByteDots wants them for groups of weights of eight bits; of Q4_WHOLE the
+//                         upper digits of all inputs, then the lower ones
 //   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one. float [scales] for BF16 where FIXES_PAIRS
+//   Late [words]          of ROTATED, where RotatedDots puts inputs off; as many as GroupMeta says are there
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
 // weights have no scales of groups: that costs nothing that shows, and half of the scaling. Scales of whole rows would be
 // cheaper still, and lose far more: a few inputs of a token are many times larger than the others. Of ROTATED they do for
@@ -30,7 +31,10 @@ struct GroupMeta {
     float scale;
     float scaled_sum;      // scale * sum of the bytes
     int32_t start;         // where the sums of products begin: -(the weight's zero) * sum of the bytes, or what ByteDots says
-    int32_t start_low;     // the same for the first 16 bytes, where a group is alone; of Q4_WHOLE for the lower digits
+    union {
+        int32_t start_low;     // the same for the first 16 bytes, where a group is alone; of Q4_WHOLE for the lower digits
+        int32_t n_late;        // of ROTATED: words that are multiplied after all others
+    };
 };
 constexpr int META = sizeof(GroupMeta) / 4;
 
@@ -64,8 +68,8 @@ INLINE int64_t input_words(const PackedLinear& l) {
 
 INLINE int64_t digits_of(const PackedLinear& l) { return l.kind == LINEAR_Q4_WHOLE ? 2 : 1; }
 
-// Whether weights have eight bits, all of which are used.
-INLINE bool has_whole_bytes(int kind) { return kind == LINEAR_INT8 || kind == LINEAR_Q8 || kind == LINEAR_ROTATED; }
+// Whether weights have eight bits, all of which are used, and inputs the scales of their groups.
+INLINE bool has_whole_bytes(int kind) { return kind == LINEAR_INT8 || kind == LINEAR_Q8; }
 
 // Words of values in a prepared row.
 INLINE int64_t row_words(const PackedLinear& l) {
@@ -74,11 +78,11 @@ INLINE int64_t row_words(const PackedLinear& l) {
     return input_words(l) * digits_of(l);
 }
 
-// Words of the scales of a prepared row.
+// Words of what follows the values of a prepared row.
 INLINE int64_t scale_words(const PackedLinear& l) {
     switch (l.kind) {
         case LINEAR_BF16: return FIXES_PAIRS ? fixed_groups(l.n_in) : 0;
-        case LINEAR_ROTATED:
+        case LINEAR_ROTATED: return META + (PUTS_OFF ? sizeof(Late) / 4 * input_words(l) : 0);
         case LINEAR_Q4_WHOLE: return META;
         default: return ceil_div(n_groups_of(l), groups_together(l.kind)) * META;
     }
@@ -297,6 +301,12 @@ INLINE void prepare_groups(const T* x, int64_t n_in, int zero, int8_t* bytes, Gr
     }
 }
 
+#if defined(BOUGH_HOLDS_DOTS)
+INLINE int put_off(int8_t* bytes, int64_t n, GroupMeta* meta) { return RotatedDots::put_off((uint32_t*)bytes, n / 4, (Late*)(meta + 1)); }
+#else
+INLINE int put_off(int8_t*, int64_t, GroupMeta*) { return 0; }
+#endif
+
 // The Hadamard transform of a row, with one scale.
 template <typename T>
 void prepare_rotated(const T* x, int64_t n_in, int64_t n, int zero, int8_t* bytes, GroupMeta* meta) {
@@ -311,7 +321,7 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t n, int zero, int8_t* byte
     }
     float inverse, scale = scale_of(finite_or_nan(max_lane(most)), inverse);
     const int32_t all = to_bytes(row, n, n, inverse, bytes);
-    *meta = {scale, scale * (float)all, -zero * all, 0};
+    *meta = {scale, scale * (float)all, -zero * all, {put_off(bytes, n, meta)}};
 }
 
 #if defined(BOUGH_AMX)
@@ -406,7 +416,7 @@ void prepare_rows(const PackedLinear& l, const T* x, int64_t x_stride, int64_t n
             prepare_groups<2>(x, l.n_in, zero, bytes, meta);
         else
             prepare_groups<1>(x, l.n_in, zero, bytes, meta);
-        if (whole) prepare_dots(to, words, l.kind == LINEAR_ROTATED ? words : together * (GROUP / 4), meta);
+        if (whole) prepare_dots(to, words, together * (GROUP / 4), meta);
     }
 }
 

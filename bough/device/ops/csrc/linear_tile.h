@@ -126,8 +126,13 @@ INLINE bool has_four_bits(const PackedLinear& l) {
 // Words of weight in a panel.
 INLINE int64_t panel_words(const PackedLinear& l) { return input_words(l) / (has_four_bits(l) ? 2 : 1) * PANEL; }
 
+// Whether panels are read side by side.
+struct AnyTile {
+    static constexpr bool STREAMED = false;
+};
+
 // Where the panels of a weight begin, and how many words each has.
-struct WholePanels {
+struct WholePanels : AnyTile {
     static INLINE const uint32_t* begin(const PackedLinear& l, int64_t panel) { return l.weight + panel * stride(l); }
     static INLINE int64_t stride(const PackedLinear& l) { return panel_words(l); }
 };
@@ -136,7 +141,6 @@ struct WholePanels {
 struct Bf16Tile : WholePanels {
     static constexpr int PANELS = DENSE_PANELS, ROWS = DENSE_ROWS, FEW = FEW_DENSE_ROWS;
     static constexpr int64_t SINGLE = 0, WIDE = WIDE_DENSE_ROWS;
-    static constexpr bool STREAMED = false;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& a, int64_t panel, const NextPanels& next,
@@ -150,18 +154,41 @@ struct Bf16Tile : WholePanels {
     }
 };
 
+INLINE const GroupMeta& rotated_meta(const PackedLinear& l, const PreparedRows& x, int64_t r) {
+    return *(const GroupMeta*)(x.row(r) + row_words(l));
+}
+
 // What sums of products of bytes, [rows][P * PANEL], stand for. `start`: whether the weights' zero is still among them.
 template <int P>
 INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t panel, bool start, const float* sums) {
     const float* scales = (const float*)l.scale + panel * PANEL;
-    const int64_t words = row_words(l);
-    return [=](int r, int i) {
-        const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
+    return [=, &l](int r, int i) {
+        const GroupMeta& m = rotated_meta(l, x, r);
         vi sum;
         memcpy(&sum, sums + r * P * PANEL + i, sizeof sum);
         if (start) sum += m.start;
         return to_float(sum) * splat(m.scale) * loadf(scales + i);
     };
+}
+
+// Adds the products of what R rows have put off to their sums, with the panels at w.
+template <int R, int P>
+INLINE void add_late([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const PreparedRows& x,
+                     [[maybe_unused]] const uint32_t* w, [[maybe_unused]] Sums<vi, R, P>& sums) {
+    if constexpr (PUTS_OFF) {
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            const GroupMeta& meta = rotated_meta(l, x, r);
+            const Late* late = (const Late*)(&meta + 1);
+            for (const Late* end = late + meta.n_late; late < end; ++late) {
+                vu column[P * PANEL_VECS];
+                load_word<P>(column, w + (int64_t)late->word * PANEL, panel_words(l));
+#pragma GCC unroll 8
+                for (int j = 0; j < P * PANEL_VECS; ++j)
+                    sums.at[r][j] = RotatedDots::multiply(sums.at[r][j], column[j], &late->inputs);
+            }
+        }
+    }
 }
 
 // Bytes of which all inputs share a scale.
@@ -170,7 +197,7 @@ struct RotatedTile : WholePanels {
     static constexpr int64_t SINGLE = single_rows(false), WIDE = WIDE_ROWS;
     static constexpr bool STREAMED = streams(true);
     static constexpr int WORDS = AHEAD_LINES;   // that pass between two looks at what is to be asked for
-    typedef DotsOf<255>::type Dots;
+    typedef RotatedDots Dots;
 
     template <int R, int P>
     static INLINE void run(const PackedLinear& l, const PreparedRows& x, int64_t panel, const NextPanels& next, float* out) {
@@ -195,6 +222,7 @@ struct RotatedTile : WholePanels {
                 add_word<Dots>(sums[j % CHAINS], column, a, j);
             }
         }
+        add_late(l, x, w, sums[0]);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 vi sum = sums[0].at[r][j];
