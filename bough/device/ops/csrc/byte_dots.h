@@ -78,7 +78,8 @@ struct ByteDots {
     }
 };
 
-// Two products stay within 16 bits where the inputs come to 128 at most, either way: few of a rotated row do not.
+// Two products stay within 16 bits where the inputs come to 128 at most, either way: few of a rotated row do not. Sums may leave
+// 32 bits before they have their start, as with VNNI, and come back.
 struct RotatedDots {
     static constexpr int WORDS = 1;
 
@@ -122,11 +123,14 @@ struct ByteDots {
     static INLINE vi multiply(vi acc, vu w, const uint32_t* a) { return dot_bytes(acc, w, *a); }
 };
 #endif
+
 #if defined(BOUGH_HOLDS_DOTS)
 constexpr bool PUTS_OFF = true;
 #else
 constexpr bool PUTS_OFF = false;
-typedef ByteDots RotatedDots;
+struct RotatedDots : ByteDots {
+    static INLINE int put_off(uint32_t*, int64_t, Late*) { return 0; }
+};
 #endif
 
 // For weights up to MOST: the words whose products are held in halves, how they are multiplied, and whether they lose 128

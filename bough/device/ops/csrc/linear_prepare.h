@@ -2,8 +2,8 @@
 //
 // A prepared row is
 //   uint32 [words]        pairs of bf16, or of whole numbers where FIXES_PAIRS, or else two floats for each where WIDENS_PAIRS;
-//                         or four signed bytes, as ByteDots wants them for groups of weights of eight bits; of Q4_WHOLE the
-//                         upper digits of all inputs, then the lower ones
+//                         or four signed bytes, of INT8 and Q8 as ByteDots wants them; of Q4_WHOLE the upper digits of all
+//                         inputs, then the lower ones
 //   GroupMeta [scales]    for all kinds but BF16; of ROTATED and Q4_WHOLE one. float [scales] for BF16 where FIXES_PAIRS
 //   Late [words]          of ROTATED, where RotatedDots puts inputs off; as many as GroupMeta says are there
 // Bytes are x / scale to the nearest, where a group of 32 inputs shares a scale, max |x| / 127; two groups do for INT8, whose
@@ -301,12 +301,6 @@ INLINE void prepare_groups(const T* x, int64_t n_in, int zero, int8_t* bytes, Gr
     }
 }
 
-#if defined(BOUGH_HOLDS_DOTS)
-INLINE int put_off(int8_t* bytes, int64_t n, GroupMeta* meta) { return RotatedDots::put_off((uint32_t*)bytes, n / 4, (Late*)(meta + 1)); }
-#else
-INLINE int put_off(int8_t*, int64_t, GroupMeta*) { return 0; }
-#endif
-
 // The Hadamard transform of a row, with one scale.
 template <typename T>
 void prepare_rotated(const T* x, int64_t n_in, int64_t n, int zero, int8_t* bytes, GroupMeta* meta) {
@@ -321,7 +315,7 @@ void prepare_rotated(const T* x, int64_t n_in, int64_t n, int zero, int8_t* byte
     }
     float inverse, scale = scale_of(finite_or_nan(max_lane(most)), inverse);
     const int32_t all = to_bytes(row, n, n, inverse, bytes);
-    *meta = {scale, scale * (float)all, -zero * all, {put_off(bytes, n, meta)}};
+    *meta = {scale, scale * (float)all, -zero * all, {RotatedDots::put_off((uint32_t*)bytes, n / 4, (Late*)(meta + 1))}};
 }
 
 #if defined(BOUGH_AMX)

@@ -154,16 +154,13 @@ struct Bf16Tile : WholePanels {
     }
 };
 
-INLINE const GroupMeta& rotated_meta(const PackedLinear& l, const PreparedRows& x, int64_t r) {
-    return *(const GroupMeta*)(x.row(r) + row_words(l));
-}
-
 // What sums of products of bytes, [rows][P * PANEL], stand for. `start`: whether the weights' zero is still among them.
 template <int P>
 INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t panel, bool start, const float* sums) {
     const float* scales = (const float*)l.scale + panel * PANEL;
-    return [=, &l](int r, int i) {
-        const GroupMeta& m = rotated_meta(l, x, r);
+    const int64_t words = row_words(l);
+    return [=](int r, int i) {
+        const GroupMeta& m = *(const GroupMeta*)(x.row(r) + words);
         vi sum;
         memcpy(&sum, sums + r * P * PANEL + i, sizeof sum);
         if (start) sum += m.start;
@@ -171,22 +168,19 @@ INLINE auto rotated_sums(const PackedLinear& l, const PreparedRows& x, int64_t p
     };
 }
 
-// Adds the products of what R rows have put off to their sums, with the panels at w.
+// Adds the products of what R rows of so many words have put off to their sums, with the panels at w.
 template <int R, int P>
-INLINE void add_late([[maybe_unused]] const PackedLinear& l, [[maybe_unused]] const PreparedRows& x,
-                     [[maybe_unused]] const uint32_t* w, [[maybe_unused]] Sums<vi, R, P>& sums) {
-    if constexpr (PUTS_OFF) {
+INLINE void add_late(const PreparedRows& x, const uint32_t* w, int64_t words, Sums<vi, R, P>& sums) {
 #pragma GCC unroll 6
-        for (int r = 0; r < R; ++r) {
-            const GroupMeta& meta = rotated_meta(l, x, r);
-            const Late* late = (const Late*)(&meta + 1);
-            for (const Late* end = late + meta.n_late; late < end; ++late) {
-                vu column[P * PANEL_VECS];
-                load_word<P>(column, w + (int64_t)late->word * PANEL, panel_words(l));
+    for (int r = 0; r < R; ++r) {
+        const GroupMeta& meta = *(const GroupMeta*)(x.row(r) + words);
+        const Late* late = (const Late*)(&meta + 1);
+        for (const Late* end = late + meta.n_late; late < end; ++late) {
+            vu column[P * PANEL_VECS];
+            load_word<P>(column, w + (int64_t)late->word * PANEL, words * PANEL);
 #pragma GCC unroll 8
-                for (int j = 0; j < P * PANEL_VECS; ++j)
-                    sums.at[r][j] = RotatedDots::multiply(sums.at[r][j], column[j], &late->inputs);
-            }
+            for (int j = 0; j < P * PANEL_VECS; ++j)
+                sums.at[r][j] = RotatedDots::multiply(sums.at[r][j], column[j], &late->inputs);
         }
     }
 }
@@ -222,7 +216,7 @@ struct RotatedTile : WholePanels {
                 add_word<Dots>(sums[j % CHAINS], column, a, j);
             }
         }
-        add_late(l, x, w, sums[0]);
+        if constexpr (PUTS_OFF) add_late(x, w, words, sums[0]);
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < P * PANEL_VECS; ++j) {
                 vi sum = sums[0].at[r][j];

@@ -113,15 +113,20 @@ INLINE bf16 narrow_bf16(float x) {
     return (bf16)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+// The bits of x rounded to bf16, in the upper halves of the lanes; the lower ones are anything.
+INLINE vu rounded_bits(vf x) {
+    const vu bits = (vu)x;
+    return x != x ? bits | 0x400000u : bits + 0x7fffu + ((bits >> 16) & 1);
+}
+
 INLINE vh narrow_bf16(vf x) {
 #if defined(__AVX512BF16__)
     return (vh)_mm512_cvtneps_pbh((__m512)x);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i bits = (__m256i)(rounded_bits(x) >> 16);
+    return (vh)_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 #else
-    vu bits = (vu)x;
-    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    vu nan = (bits >> 16) | 0x40;
-    vu unordered = (vu)(x != x);
-    return __builtin_convertvector((rounded & ~unordered) | (nan & unordered), vh);
+    return __builtin_convertvector(rounded_bits(x) >> 16, vh);
 #endif
 }
 
@@ -137,7 +142,13 @@ INLINE void store_one(bf16* p, float x) { *p = narrow_bf16(x); }
 
 // The value that a tensor of T would hold.
 INLINE vf rounded(vf x, const float*) { return x; }
-INLINE vf rounded(vf x, const bf16*) { return (vf)(widen(narrow_bf16(x)) << 16); }
+INLINE vf rounded(vf x, const bf16*) {
+#if defined(__AVX512BF16__)
+    return (vf)(widen(narrow_bf16(x)) << 16);
+#else
+    return (vf)(rounded_bits(x) & 0xffff0000u);
+#endif
+}
 INLINE float rounded(float x, const float*) { return x; }
 INLINE float rounded(float x, const bf16*) { return widen(narrow_bf16(x)); }
 
@@ -228,19 +239,29 @@ INLINE vf exp2v(vf x) {
 
 INLINE float exp2_one(float x) { return exp2v(splat(x))[0]; }
 
-// exp2 of x <= 126 for what is rounded to T. With 16 bits to come, a relative error of 3e-6 is small enough: 2^floor(x)
-// times a polynomial (least maximum, 1 at 0) in what is left. Nothing is left of an infinity, and a NaN stays one.
+// 2^f of 0 <= f < 1, relative error 3e-6: a polynomial (least maximum, 1 at 0).
+INLINE vf small_power(vf f) {
+    vf y = splat(1.3426697e-2f);
+    y = fma(y, f, splat(5.2242454e-2f));
+    y = fma(y, f, splat(2.4128021e-1f));
+    y = fma(y, f, splat(6.9304484e-1f));
+    return fma(y, f, splat(1.0f));
+}
+
+// exp2 of x <= 126 for what is rounded to T. With 16 bits to come, the error of small_power() is small enough: 2^floor(x) times
+// that of what is left. Nothing is left of an infinity, and a NaN stays one.
 INLINE vf exp2_for(vf x, const float*) { return exp2v(x); }
 
 INLINE vf exp2_for(vf x, const bf16*) {
 #if defined(__AVX512F__)
     vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    vf y = splat(1.3426697e-2f);
-    y = fma(y, f, splat(5.2242454e-2f));
-    y = fma(y, f, splat(2.4128021e-1f));
-    y = fma(y, f, splat(6.9304484e-1f));
-    y = fma(y, f, splat(1.0f));
-    return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
+    return (vf)_mm512_scalef_ps((__m512)small_power(f), (__m512)x);
+#elif defined(__AVX2__)
+    // Of two operands the second is taken where one is a NaN.
+    const vf clamped = (vf)_mm256_max_ps(_mm256_set1_ps(-126.0f), (__m256)x), floor = (vf)_mm256_floor_ps((__m256)clamped);
+    const vf f = clamped - floor;
+    const vu power = (vu)_mm256_cvtps_epi32((__m256)floor) << 23;
+    return (vf)(((vu)small_power(f) + power) & ~(vu)(x < splat(-126.0f)));
 #else
     return exp2v(x);
 #endif
