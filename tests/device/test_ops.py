@@ -53,6 +53,14 @@ def test_silu_mul(ops: Ops, shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert torch.allclose(ops.silu_mul(extreme).float(), torch.tensor([[0.0, 0.0, 200.0, 3e4]]), rtol=5e-3)
 
 
+@pytest.mark.parametrize("gate", [129.0, 167.0, 255.0])
+def test_products_are_rounded_to_the_nearest_even(ops: Ops, gate: float) -> None:
+    up = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    up = up[up.isfinite() & (up.abs() > 2.0**-120)]
+    product = ops.silu_mul(torch.cat((torch.full_like(up, gate), up))[None])
+    assert torch.equal(product[0], (up.float() * gate).bfloat16())
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_norms_with_float32_weights(ops: Ops, shape: tuple[int, int]) -> None:
     x, residual = randn(*shape, dtype=torch.bfloat16), randn(*shape, dtype=torch.bfloat16, seed=1)

@@ -79,17 +79,6 @@ INLINE vi dot_fixed(vi acc, vu w, vu x) {
 }
 #endif
 
-// Of numbers of 16 bits.
-INLINE vs lower_halves(vi x) {
-#if defined(__AVX512F__)
-    return (vs)_mm512_cvtepi32_epi16((__m512i)x);
-#elif defined(__AVX2__)
-    return (vs)_mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
-#else
-    return __builtin_convertvector(x, vs);
-#endif
-}
-
 // A group of a row, x[FIXED_INPUTS], as whole numbers; returns what they have to be multiplied with: NaN where not all are finite.
 template <typename T>
 INLINE float fix_group(const T* x, int16_t* to) {

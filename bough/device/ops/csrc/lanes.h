@@ -31,17 +31,6 @@ template <> struct ElementOf<LaneBytes> { typedef int8_t type; };
 template <> constexpr bool IN_TILES<LaneBytes> = true;
 #endif
 
-// The larger one; b where a is not a number.
-INLINE vf larger(vf a, vf b) {
-#if defined(__AVX512F__)
-    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
-#elif defined(__AVX2__)
-    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
-#else
-    return vmax(a, b);
-#endif
-}
-
 // x where mask, zero elsewhere ...
 INLINE vf keep(vi mask, vf x) { return (vf)((vi)x & mask); }
 

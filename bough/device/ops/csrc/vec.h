@@ -87,6 +87,17 @@ INLINE vi widen(vb x) { return __builtin_convertvector(__builtin_convertvector(x
 INLINE vb lowest_bytes(vi x) { return __builtin_convertvector(__builtin_convertvector(x, vs), vb); }
 #endif
 
+// Of numbers of 16 bits.
+INLINE vs lower_halves(vi x) {
+#if defined(__AVX512F__)
+    return (vs)_mm512_cvtepi32_epi16((__m512i)x);
+#elif defined(__AVX2__)
+    return (vs)_mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+#else
+    return __builtin_convertvector(x, vs);
+#endif
+}
+
 // Widens WIDTH elements to float.
 INLINE vf load(const float* p) { return loadf(p); }
 
@@ -122,11 +133,8 @@ INLINE vu rounded_bits(vf x) {
 INLINE vh narrow_bf16(vf x) {
 #if defined(__AVX512BF16__)
     return (vh)_mm512_cvtneps_pbh((__m512)x);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    const __m256i bits = (__m256i)(rounded_bits(x) >> 16);
-    return (vh)_mm_packus_epi32(_mm256_castsi256_si128(bits), _mm256_extracti128_si256(bits, 1));
 #else
-    return __builtin_convertvector(rounded_bits(x) >> 16, vh);
+    return (vh)lower_halves((vi)rounded_bits(x) >> 16);
 #endif
 }
 
@@ -167,6 +175,17 @@ INLINE vf fma(vf a, vf b, vf c) {
 INLINE vf select(vi mask, vf yes, vf no) { return (vf)(((vi)yes & mask) | ((vi)no & ~mask)); }
 INLINE vf vmax(vf a, vf b) { return select(a > b, a, b); }
 INLINE vf vmin(vf a, vf b) { return select(a < b, a, b); }
+
+// The larger one; b where one is not a number.
+INLINE vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return vmax(a, b);
+#endif
+}
 
 INLINE vi lane_index() {
     vi x;
@@ -239,7 +258,7 @@ INLINE vf exp2v(vf x) {
 
 INLINE float exp2_one(float x) { return exp2v(splat(x))[0]; }
 
-// 2^f of 0 <= f < 1, relative error 3e-6: a polynomial (least maximum, 1 at 0).
+// 2^f of 0 <= f <= 1, relative error 3e-6: a polynomial (least maximum, 1 at 0), below 2.
 INLINE vf small_power(vf f) {
     vf y = splat(1.3426697e-2f);
     y = fma(y, f, splat(5.2242454e-2f));
@@ -248,20 +267,18 @@ INLINE vf small_power(vf f) {
     return fma(y, f, splat(1.0f));
 }
 
-// exp2 of x <= 126 for what is rounded to T. With 16 bits to come, the error of small_power() is small enough: 2^floor(x) times
-// that of what is left. Nothing is left of an infinity, and a NaN stays one.
+// exp2 of x <= 126 for what is rounded to T; 0 of what is far below -126. A NaN stays one. With 16 bits to come, the error of
+// small_power() is small enough: 2^floor(x) times that of what is left.
 INLINE vf exp2_for(vf x, const float*) { return exp2v(x); }
 
 INLINE vf exp2_for(vf x, const bf16*) {
 #if defined(__AVX512F__)
-    vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);     // 0 of infinities
     return (vf)_mm512_scalef_ps((__m512)small_power(f), (__m512)x);
 #elif defined(__AVX2__)
-    // Of two operands the second is taken where one is a NaN.
-    const vf clamped = (vf)_mm256_max_ps(_mm256_set1_ps(-126.0f), (__m256)x), floor = (vf)_mm256_floor_ps((__m256)clamped);
-    const vf f = clamped - floor;
+    const vf least = splat(-126.0f), clamped = larger(least, x), floor = (vf)_mm256_floor_ps((__m256)clamped);
     const vu power = (vu)_mm256_cvtps_epi32((__m256)floor) << 23;
-    return (vf)(((vu)small_power(f) + power) & ~(vu)(x < splat(-126.0f)));
+    return select(x < least, vf{}, (vf)((vu)small_power(clamped - floor) + power));
 #else
     return exp2v(x);
 #endif
