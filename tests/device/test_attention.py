@@ -126,6 +126,19 @@ def test_extreme_sinks(ops: Ops, sink: float) -> None:
     check(ops, replace(case, scoring=replace(case.scoring, sinks=torch.full((4,), sink))))
 
 
+@pytest.mark.parametrize("new", [1, 6, 120])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_weight_is_left_of_a_far_lower_score(ops: Ops, new: int, dtype: torch.dtype) -> None:
+    """2^-126 of the largest values would be some units."""
+    case = make_case([130], [new], (6, 2, 32), dtype)
+    case.q.abs_()
+    loc = case.page_table[case.rows[0], 3]
+    for cells, value in ((case.k, -50.0), (case.v, 3e38)):
+        assert isinstance(cells, torch.Tensor)
+        cells[loc] = value
+    check(ops, case)
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Case, list[tuple[list[int], int]]]:
     """A batch whose rows share a prefix, and groups of rows that are told to share some of it."""
